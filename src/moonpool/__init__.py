@@ -1,0 +1,1 @@
+"""A shared KV-cache pool for LLM serving."""

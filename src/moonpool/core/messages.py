@@ -1,0 +1,441 @@
+"""What is said to the master and what it answers.
+
+The structs are the master's state machine's input and output and, packed by msgspec as arrays,
+the wire format (docs/protocol.md). Fields are only ever appended, with a default, so that peers
+one minor version apart understand each other. Sizes and offsets are bytes, times are seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MATCH_DIGESTS_MAX = 262_144
+BATCH_ITEMS_MAX = 65_536
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages; on the wire ``[class name, field, field, ...]``."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of the untagged structs inside messages."""
+
+
+# --- sessions ---------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First message of a connection. ``peer`` is unique to a process's life."""
+
+    version_min: int
+    version_max: int
+    role: str
+    peer: str
+    token: str = ""
+
+
+class Welcome(Message):
+    """The master's answer: the version to speak and its epoch (grows with each restart)."""
+
+    version: int
+    epoch: int
+
+
+class Failed(Message):
+    """The answer to a request that could not be served as a whole."""
+
+    code: int
+    text: str
+
+
+class Done(Message):
+    """The answer to a request that has nothing to tell."""
+
+
+# --- segments and nodes -----------------------------------------------------------------------
+
+
+class SegmentInfo(Part):
+    """Where a segment is and how to reach it.
+
+    ``host`` names the machine's memory (same host: map ``path``); ``address`` is the node's
+    ``host:port``; ``data_bytes`` is the space for payloads; ``slots`` the entries of its table.
+    """
+
+    name: str
+    node: str
+    host: str
+    address: str
+    path: str
+    data_bytes: int
+    slots: int
+    handle: int = 0
+
+
+class Mount(Message):
+    """A node offers a segment; answered by Mounted. Objects follow in Announce."""
+
+    segment: SegmentInfo
+    generation_max: int = 0
+
+
+class Mounted(Message):
+    """The segment's number in this epoch of the master."""
+
+    handle: int
+    epoch: int
+
+
+class Found(Part):
+    """A committed slot that a node found in its segment."""
+
+    key: bytes
+    parent: bytes
+    size: int
+    capacity: int
+    checksum: int
+    generation: int
+    index: int
+    offset: int
+
+
+class Announce(Message):
+    """What a node's segment holds, in pieces; the segment takes puts after the last one."""
+
+    handle: int
+    objects: list[Found]
+    last: bool
+
+
+class Announced(Message):
+    """Slots (table indexes) that the master does not adopt; the node drops them."""
+
+    rejected: list[int]
+
+
+class Unmount(Message):
+    """A node takes its segment back."""
+
+    handle: int
+
+
+class GetSegments(Message):
+    """Ask for all segments."""
+
+
+class Segments(Message):
+    """All mounted segments."""
+
+    segments: list[SegmentInfo]
+
+
+class WriterGone(Message):
+    """A node says that this client can no longer write into its segments (process gone)."""
+
+    client: str
+
+
+class DropSlots(Message):
+    """Pushed to a node: these slots' objects were removed; forget them if unchanged."""
+
+    handle: int
+    indexes: list[int]
+    generations: list[int]
+
+
+class FenceWriter(Message):
+    """Pushed to a node: answer with WriterGone as soon as this client cannot write any more."""
+
+    client: str
+
+
+# --- put --------------------------------------------------------------------------------------
+
+
+class PutItem(Part):
+    """One object to put. ``parent`` is the packed key it continues, or empty."""
+
+    key: bytes
+    size: int
+    parent: bytes = b""
+
+
+class PutStart(Message):
+    """First phase of a put: ask for space. Answered by PutStarted."""
+
+    items: list[PutItem]
+    replicas: int = 1
+    preferred: str = ""
+    pinned: bool = False
+
+
+class Slot(Part):
+    """A place in a segment: its handle, the table entry and the payload's offset."""
+
+    segment: int
+    index: int
+    offset: int
+
+
+class Grant(Part):
+    """The answer to one item: space (code 0), or why not.
+
+    ``generation`` names the put and is written on every page of its slots. With a negative code
+    ``retry_after_s`` > 0 means that space is being freed and the item is worth asking again.
+    """
+
+    code: int
+    generation: int = 0
+    capacity: int = 0
+    slots: list[Slot] = []
+    retry_after_s: float = 0.0
+
+
+class PutStarted(Message):
+    """One grant for each item, in order."""
+
+    grants: list[Grant]
+
+
+class PutEnd(Message):
+    """Second phase: the bytes are in place. Answered by Codes."""
+
+    generations: list[int]
+    checksums: list[int]
+
+
+class PutRevoke(Message):
+    """The client gives puts up and will not write into their slots again. Answered by Codes."""
+
+    generations: list[int]
+
+
+class Codes(Message):
+    """One code for each item: 0, or a negative error code."""
+
+    codes: list[int]
+
+
+# --- read -------------------------------------------------------------------------------------
+
+
+class Match(Message):
+    """How long is the known prefix? Changes nothing.
+
+    ``digests`` are names of ``digest_bytes`` each in one namespace, in prefix order. With stride
+    s > 1 objects end at every s-th block, and a shorter one may end at any block after the last
+    full one that is present. Answered by Matched.
+    """
+
+    namespace: bytes
+    digests: bytes
+    digest_bytes: int
+    stride: int = 1
+
+
+class Matched(Message):
+    """How many leading blocks are in the pool."""
+
+    count: int
+
+
+class MatchKeys(Message):
+    """Like Match, for any keys: answered by Matched, up to the first that is missing."""
+
+    keys: list[bytes]
+
+
+class Exists(Message):
+    """Which keys are in the pool? Changes nothing. Answered by Existing."""
+
+    keys: list[bytes]
+
+
+class Existing(Message):
+    """One byte for each key: 1 if it is there."""
+
+    present: bytes
+
+
+class Get(Message):
+    """Where are these objects? Takes the lease ``lease`` (chosen by the client) on those found.
+
+    Answered by Got. ``lease_s`` bounds the lease; Release ends it early.
+    """
+
+    keys: list[bytes]
+    lease: int
+    lease_s: float
+
+
+class Located(Part):
+    """Where an object is; generation 0 means that it is not there (``code`` says why)."""
+
+    size: int = 0
+    checksum: int = 0
+    generation: int = 0
+    slots: list[Slot] = []
+    code: int = 0
+
+
+class Got(Message):
+    """One location for each key, in order."""
+
+    objects: list[Located]
+
+
+class Hold(Message):
+    """Take a lease on a planned load's objects without asking where they are. Answered by Matched:
+    how many leading keys are held."""
+
+    keys: list[bytes]
+    lease: int
+    lease_s: float
+
+
+class Release(Message):
+    """End leases early. Sent without waiting; not answered."""
+
+    leases: list[int]
+
+
+# --- remove, list, status ---------------------------------------------------------------------
+
+
+class Remove(Message):
+    """Remove objects; leased ones only with ``force``. Answered by Codes."""
+
+    keys: list[bytes]
+    force: bool = False
+
+
+class RemoveAll(Message):
+    """Remove every object whose packed key starts with ``prefix``. Answered by Matched."""
+
+    prefix: bytes = b""
+    force: bool = False
+
+
+class List(Message):
+    """Objects in insertion order, a page at a time. Answered by Listed."""
+
+    namespace: bytes | None
+    prefix: bytes
+    after: int
+    limit: int
+
+
+class ObjectInfo(Part):
+    """What people may know of an object. ``lease_s`` is the time its longest lease still runs."""
+
+    key: bytes
+    parent: bytes
+    size: int
+    checksum: int
+    generation: int
+    complete: bool
+    pinned: bool
+    children: int
+    leases: int
+    created_s_ago: float
+    used_s_ago: float
+    segments: list[str]
+
+
+class Listed(Message):
+    """A page of objects; ``next`` continues it, 0 when there is no more."""
+
+    objects: list[ObjectInfo]
+    next: int
+
+
+class Stat(Message):
+    """Ask for one object. Answered by Listed with one or no object."""
+
+    key: bytes
+
+
+class GetStatus(Message):
+    """Ask for the pool's state. Answered by Status."""
+
+
+class SegmentStatus(Part):
+    """A segment and how full it is. ``pending_bytes`` waits for a writer to be gone."""
+
+    info: SegmentInfo
+    used_bytes: int
+    objects: int
+    ready: bool
+    pending_bytes: int
+
+
+class Status(Message):
+    """The pool at a glance; counters are since the master's start."""
+
+    epoch: int
+    uptime_s: float
+    objects: int
+    puts_in_progress: int
+    leases: int
+    clients: int
+    segments: list[SegmentStatus]
+    counters: dict[str, int]
+
+
+# --- events of the service around the state machine, never on the wire -------------------------
+
+
+class PeerGone(Message):
+    """A connection to ``peer`` broke: a node's segments are gone, a client's puts are orphans."""
+
+    peer: str
+    role: str
+
+
+class Tick(Message):
+    """Time passes: expire leases and abandoned puts, evict down to the watermark."""
+
+
+Request = (
+    Hello
+    | Mount
+    | Announce
+    | Unmount
+    | GetSegments
+    | WriterGone
+    | PutStart
+    | PutEnd
+    | PutRevoke
+    | Match
+    | MatchKeys
+    | Exists
+    | Get
+    | Hold
+    | Release
+    | Remove
+    | RemoveAll
+    | List
+    | Stat
+    | GetStatus
+)
+"""What a peer may send."""
+
+Reply = (
+    Welcome
+    | Failed
+    | Done
+    | Mounted
+    | Announced
+    | Segments
+    | PutStarted
+    | Codes
+    | Matched
+    | Existing
+    | Got
+    | Listed
+    | Status
+)
+"""What the master answers."""
+
+Push = DropSlots | FenceWriter
+"""What the master sends to a node unasked."""

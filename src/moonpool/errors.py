@@ -1,0 +1,160 @@
+"""Every error moonpool raises: one tree, each class with the numeric code of the Mooncake API.
+
+A message names what was asked, what was found and what is allowed, so that one line is enough.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MoonpoolError(Exception):
+    """Base of all errors of moonpool. ``code`` is the Mooncake API's number for it."""
+
+    code: ClassVar[int] = -1
+
+
+class ConfigError(MoonpoolError):
+    """A configuration key, value or combination that cannot be used; commands exit with 2."""
+
+    code = -600
+
+
+class InvalidArgumentError(MoonpoolError, ValueError):
+    """An argument that can never be right; nothing was changed."""
+
+    code = -600
+
+
+class InvalidKeyError(InvalidArgumentError):
+    """An empty key or one longer than 4 KiB."""
+
+
+class ValueTooLargeError(InvalidArgumentError):
+    """A value larger than any segment of the pool could ever hold."""
+
+
+class BufferTooSmallError(InvalidArgumentError):
+    """The destination is smaller than the object."""
+
+
+class BufferNotRegisteredError(InvalidArgumentError):
+    """A zero-copy call named memory outside every registered buffer."""
+
+
+class BufferAlreadyRegisteredError(InvalidArgumentError):
+    """The buffer overlaps one that is registered already."""
+
+
+class NoSpaceError(MoonpoolError):
+    """The pool stayed full until the put's deadline."""
+
+    code = -200
+
+
+class VersionMismatchError(MoonpoolError):
+    """The two ends share no protocol version."""
+
+    code = -300
+
+
+class IllegalClientError(MoonpoolError):
+    """A client named something that belongs to another client."""
+
+    code = -601
+
+
+class InvalidWriteError(MoonpoolError):
+    """A commit of a put that is not in progress (any more)."""
+
+    code = -700
+
+
+class NotReadyError(MoonpoolError):
+    """The object's put has not been committed yet."""
+
+    code = -703
+
+
+class NotFoundError(MoonpoolError, KeyError):
+    """No such object."""
+
+    code = -704
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class AlreadyExistsError(MoonpoolError):
+    """The key is taken; objects are immutable."""
+
+    code = -705
+
+
+class LeasedError(MoonpoolError):
+    """The object is being read; it can be removed when the lease ends, or by force."""
+
+    code = -706
+
+
+class LeaseExpiredError(MoonpoolError):
+    """A transfer outlived its lease; its bytes were thrown away."""
+
+    code = -707
+
+
+class TransferError(MoonpoolError):
+    """Moving bytes failed."""
+
+    code = -800
+
+
+class ChecksumError(TransferError):
+    """The bytes that arrived are not the bytes that were put."""
+
+    code = -801
+
+
+class MasterUnreachableError(MoonpoolError):
+    """The master cannot be reached."""
+
+    code = -900
+
+
+class DeadlineError(MasterUnreachableError, TimeoutError):
+    """No answer before the deadline."""
+
+    code = -901
+
+
+class ProtocolError(MoonpoolError):
+    """A message that is truncated, malformed or too large; its connection is closed."""
+
+    code = -900
+
+
+_BY_CODE: dict[int, type[MoonpoolError]] = {
+    cls.code: cls
+    for cls in (
+        MoonpoolError,
+        InvalidArgumentError,
+        NoSpaceError,
+        VersionMismatchError,
+        IllegalClientError,
+        InvalidWriteError,
+        NotReadyError,
+        NotFoundError,
+        AlreadyExistsError,
+        LeasedError,
+        LeaseExpiredError,
+        TransferError,
+        ChecksumError,
+        MasterUnreachableError,
+        DeadlineError,
+    )
+}
+
+
+def error_for(code: int, message: str) -> MoonpoolError:
+    """Return the exception that stands for a negative result code."""
+    return _BY_CODE.get(code, MoonpoolError)(message)
