@@ -1,0 +1,103 @@
+"""What this machine can do by itself: memcpy and plain blocking sockets."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+SOCKET_CHUNK_BYTES = 1 << 20
+
+_SINK = """
+import socket, sys, threading
+port, streams, size, chunk = map(int, sys.argv[1:5])
+def drain(part):
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        buffer = memoryview(bytearray(part))
+        while peer.recv(1, socket.MSG_PEEK):
+            got = 0
+            while got < part:
+                n = peer.recv_into(buffer[got:got + chunk])
+                if not n:
+                    return
+                got += n
+            peer.sendall(b"k")
+threads = [threading.Thread(target=drain, args=(size // streams,)) for _ in range(streams)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+
+
+def memcpy_seconds(destination: Bytes, source: Bytes, threads: int = 1) -> float:
+    """Return the time to copy ``source`` to ``destination`` once with NumPy, in so many threads."""
+    cuts = np.linspace(0, len(source), threads + 1).astype(int)
+    work = [
+        threading.Thread(target=np.copyto, args=(destination[a:b], source[a:b]))
+        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+    ]
+    began = time.perf_counter()
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    return time.perf_counter() - began
+
+
+class SocketLimit:
+    """Plain blocking TCP sockets on loopback to another process that only receives."""
+
+    def __init__(self, size: int, streams: int) -> None:
+        self.size = size
+        self.streams = streams
+        with socket.create_server(("127.0.0.1", 0), backlog=streams) as server:
+            server.settimeout(30)
+            port = server.getsockname()[1]
+            arguments = [str(n) for n in (port, streams, size, SOCKET_CHUNK_BYTES)]
+            self.sink = subprocess.Popen([sys.executable, "-c", _SINK, *arguments])
+            self.peers = [server.accept()[0] for _ in range(streams)]
+
+    def seconds(self, source: Bytes) -> float:
+        """Return the time until the other process has received ``source`` once."""
+        view = memoryview(source)
+        part = self.size // self.streams
+
+        def send(peer: socket.socket, begin: int) -> None:
+            for at in range(begin, begin + part, SOCKET_CHUNK_BYTES):
+                peer.sendall(view[at : min(at + SOCKET_CHUNK_BYTES, begin + part)])
+            peer.recv(1)
+
+        work = [
+            threading.Thread(target=send, args=(peer, number * part))
+            for number, peer in enumerate(self.peers)
+        ]
+        began = time.perf_counter()
+        for thread in work:
+            thread.start()
+        for thread in work:
+            thread.join()
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """End the receiving process."""
+        for peer in self.peers:
+            peer.close()
+        self.sink.wait(timeout=30)
+
+
+@contextmanager
+def socket_limit(size: int, streams: int) -> Iterator[SocketLimit]:
+    """Run a SocketLimit for the length of a ``with`` block."""
+    limit = SocketLimit(size, streams)
+    try:
+        yield limit
+    finally:
+        limit.close()
