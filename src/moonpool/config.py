@@ -1,0 +1,258 @@
+"""Configuration: one typed, frozen class per role, read from several sources.
+
+In rising priority: defaults, ``--config FILE`` (TOML, JSON, or YAML where PyYAML is installed),
+flags, environment variables. A file may hold one role's keys, or a table for each role. A
+variable is ``MOONPOOL_<ROLE>_<KEY>``; the keys ``master`` and ``token`` of any role are also
+``MOONPOOL_MASTER`` and ``MOONPOOL_TOKEN``. Whatever is wrong is a ConfigError of one line that
+names the key and the values it may have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from moonpool import config_values as v
+from moonpool.config_sources import read_file, shared_master
+from moonpool.config_values import Check
+from moonpool.errors import ConfigError
+
+MASTER_PORT = 50051
+MASTER_HTTP_PORT = 9003
+NODE_PORT = 50053
+ROUTER_PORT = 8000
+MASTER_ADDRESS = f"127.0.0.1:{MASTER_PORT}"
+
+ENV_PREFIX = "MOONPOOL_"
+_SHARED_KEYS = ("master", "token")
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
+
+C = TypeVar("C", bound="RoleConfig")
+
+
+def _key(default: Any, check: Check, about: str) -> Any:
+    return dataclasses.field(default=default, metadata={"check": check, "about": about})
+
+
+def default_segment_dir() -> str:
+    """Return the directory of this user's segments in shared memory."""
+    return f"/dev/shm/moonpool-{os.getuid()}"
+
+
+@dataclass(frozen=True)
+class RoleConfig:
+    """Base of the roles' configurations; ``role`` is the table and the variables' prefix."""
+
+    role: ClassVar[str] = ""
+
+    def checked(self) -> None:
+        """Raise ConfigError for values that are fine alone but not together."""
+
+
+@dataclass(frozen=True)
+class MasterConfig(RoleConfig):
+    """The master service. Times are seconds, watermarks are shares of the pool's bytes."""
+
+    role: ClassVar[str] = "master"
+
+    host: str = _key("127.0.0.1", v.text, "address to listen on")
+    port: int = _key(MASTER_PORT, v.port, "port for clients and nodes; 0 lets the system choose")
+    http_host: str = _key("", v.text, "address of the HTTP side; empty: the same as host")
+    http_port: int = _key(MASTER_HTTP_PORT, v.port, "port for /metrics, /health and /status")
+    high_watermark: float = _key(0.95, v.fraction, "eviction starts at this share of a segment")
+    low_watermark: float = _key(0.90, v.fraction, "and goes on down to this one")
+    put_timeout_s: float = _key(30.0, v.seconds, "a put that was not ended is given up after this")
+    token: str = _key("", v.text, "what peers must say before they may change anything")
+    ready_file: str = _key("", v.text, "file that gets the chosen ports as JSON once listening")
+
+    def checked(self) -> None:
+        """Raise ConfigError unless low_watermark <= high_watermark."""
+        if self.low_watermark > self.high_watermark:
+            raise ConfigError(
+                f"low_watermark: {self.low_watermark} is above high_watermark "
+                f"{self.high_watermark}; 0 to {self.high_watermark} are allowed"
+            )
+
+
+@dataclass(frozen=True)
+class NodeConfig(RoleConfig):
+    """A host's storage daemon. Sizes are bytes."""
+
+    role: ClassVar[str] = "node"
+
+    name: str = _key(
+        "", v.text, "unique in the pool and the same after a restart; empty: the host's"
+    )
+    master: str = _key(MASTER_ADDRESS, v.address, "the master's host:port")
+    host: str = _key("127.0.0.1", v.text, "address to listen on")
+    port: int = _key(NODE_PORT, v.port, "port of the data server; 0 lets the system choose")
+    advertise: str = _key(
+        "", v.text, "host[:port] that others reach this node at; empty: host:port"
+    )
+    size: int = _key(1 << 30, v.size, "memory given to the pool")
+    segment_size: int = _key(16 << 30, v.size, "largest size of one segment")
+    segment_dir: str = _key(
+        "", v.text, "directory of segment files; empty: /dev/shm/moonpool-<uid>"
+    )
+    touch_ahead: bool = _key(True, v.boolean, "touch the memory in the background ahead of use")
+    token: str = _key("", v.text, "the master's token")
+    ready_file: str = _key("", v.text, "file that gets the chosen port as JSON once mounted")
+
+
+@dataclass(frozen=True)
+class ClientConfig(RoleConfig):
+    """What a Store needs to know. Times are seconds."""
+
+    role: ClassVar[str] = "client"
+
+    master: str = _key(MASTER_ADDRESS, v.address, "the master's host:port")
+    name: str = _key("", v.text, "shown to people; empty: the process's id")
+    transports: tuple[str, ...] = _key(
+        ("shm", "tcp"), v.choice_of("shm", "tcp"), "ways to a segment, the best first"
+    )
+    timeout_s: float = _key(5.0, v.seconds, "deadline of a call")
+    put_timeout_s: float = _key(5.0, v.seconds, "how long a put waits for space")
+    lease_s: float = _key(10.0, v.seconds, "how long a read may take before its bytes are void")
+    connections: int = _key(4, v.number(1, 64), "connections to the master, at most")
+    token: str = _key("", v.text, "the master's token")
+
+
+@dataclass(frozen=True)
+class RouterConfig(RoleConfig):
+    """The OpenAI-compatible front."""
+
+    role: ClassVar[str] = "router"
+
+    host: str = _key("127.0.0.1", v.text, "address to listen on")
+    port: int = _key(ROUTER_PORT, v.port, "port of the API; 0 lets the system choose")
+    backends: tuple[str, ...] = _key((), v.texts, "base URLs of the engines")
+    timeout_s: float = _key(600.0, v.seconds, "deadline of a request")
+
+
+ROLES: dict[str, type[RoleConfig]] = {
+    cls.role: cls for cls in (MasterConfig, NodeConfig, ClientConfig, RouterConfig)
+}
+
+
+def load(
+    cls: type[C],
+    *,
+    file: str | os.PathLike[str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> C:
+    """Return the role's configuration.
+
+    file: TOML, JSON or YAML. flags: key to value; None means that the flag was not given.
+    env: the environment (``os.environ`` when None). Raises ConfigError.
+    """
+    environ = os.environ if env is None else env
+    found: dict[str, tuple[Any, str]] = {}
+    if file is not None:
+        raw = _role_table(cls, read_file(file), str(file))
+        found |= {key: (value, str(file)) for key, value in raw.items()}
+    for key, value in (flags or {}).items():
+        if value is not None:
+            found[key] = (value, f"--{key.replace('_', '-')}")
+    found |= _from_env(cls, environ)
+    if "master" in _keys(cls) and "master" not in found:
+        shared = shared_master(environ)
+        if shared is not None:
+            found["master"] = shared
+    return _build(cls, found)
+
+
+def resolve_master(explicit: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """Return the master's host:port: ``explicit``, else MOONPOOL_MASTER, else
+    ``master_server_address`` of the JSON file that MOONCAKE_CONFIG_PATH names, else the default.
+    """
+    environ = os.environ if env is None else env
+    value, source = MASTER_ADDRESS, "default"
+    if explicit:
+        value, source = explicit, "argument"
+    elif environ.get(ENV_PREFIX + "MASTER"):
+        value, source = environ[ENV_PREFIX + "MASTER"], ENV_PREFIX + "MASTER"
+    else:
+        value, source = shared_master(environ) or (value, source)
+    return str(_checked("master", v.address, value, source))
+
+
+def describe(cls: type[RoleConfig]) -> list[tuple[str, Any, str, str]]:
+    """Return (key, default, allowed values, what it is) of a role, for help texts."""
+    return [
+        (f.name, f.default, f.metadata["check"].allowed, f.metadata["about"])
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def _keys(cls: type[RoleConfig]) -> dict[str, Check]:
+    return {f.name: f.metadata["check"] for f in dataclasses.fields(cls)}
+
+
+def _checked(key: str, check: Check, value: Any, source: str) -> Any:
+    try:
+        return check.parse(value)
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{key}: {value!r} (from {source}) is not allowed; allowed: {check.allowed}"
+        ) from None
+
+
+def _build(cls: type[C], found: Mapping[str, tuple[Any, str]]) -> C:
+    checks = _keys(cls)
+    parsed: dict[str, Any] = {}
+    for key, (value, source) in found.items():
+        if key not in checks:
+            raise _unknown(cls, key, source)
+        parsed[key] = _checked(key, checks[key], value, source)
+    config = cls(**parsed)
+    config.checked()
+    return config
+
+
+def _unknown(cls: type[RoleConfig], key: str, source: str) -> ConfigError:
+    keys = sorted(_keys(cls))
+    near = difflib.get_close_matches(key, keys, 1)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return ConfigError(
+        f"{key}: no such key of {cls.role} (from {source}){hint} allowed: {', '.join(keys)}"
+    )
+
+
+def _role_table(cls: type[RoleConfig], raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the role's keys; other roles' tables are theirs."""
+    own: dict[str, Any] = {}
+    for key, value in raw.items():
+        if isinstance(value, Mapping) and key in ROLES:
+            if key == cls.role:
+                own |= value
+        elif isinstance(value, Mapping):
+            near = difflib.get_close_matches(key, list(ROLES), 1)
+            hint = f"; did you mean {near[0]}?" if near else ";"
+            raise ConfigError(
+                f"{key}: no such table (in {source}){hint} allowed: {', '.join(ROLES)}"
+            )
+        else:
+            own[key] = value
+    return own
+
+
+def _from_env(cls: type[RoleConfig], env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    checks = _keys(cls)
+    found: dict[str, tuple[Any, str]] = {}
+    for key in _SHARED_KEYS:
+        name = ENV_PREFIX + key.upper()
+        if key in checks and env.get(name):
+            found[key] = (env[name], name)
+    prefix = f"{ENV_PREFIX}{cls.role.upper()}_"
+    for name, value in env.items():
+        # Kubernetes injects such variables for a service that happens to be called like a role.
+        linked = _SERVICE_LINK.search(name) or value.startswith(("tcp://", "udp://"))
+        if name.startswith(prefix) and value and not linked:
+            found[name[len(prefix) :].lower()] = (value, name)
+    return found

@@ -1,0 +1,19 @@
+"""Protocol versions: each end names the range it speaks, the newest common one is used."""
+
+from __future__ import annotations
+
+from moonpool.errors import VersionMismatchError
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+
+
+def negotiate(version_min: int, version_max: int) -> int:
+    """Return the newest version in both ranges; raise VersionMismatchError if there is none."""
+    version = min(version_max, PROTOCOL_MAX)
+    if version < max(version_min, PROTOCOL_MIN):
+        raise VersionMismatchError(
+            f"the peer speaks protocol versions {version_min} to {version_max}; "
+            f"{PROTOCOL_MIN} to {PROTOCOL_MAX} are spoken here"
+        )
+    return version
