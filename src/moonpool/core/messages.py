@@ -24,7 +24,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # --- sessions ---------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First message of a connection. ``peer`` is unique to a process's life."""
 
     version_min: int
@@ -34,28 +34,28 @@ class Hello(Message):
     token: str = ""
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """The master's answer: the version to speak and its epoch (grows with each restart)."""
 
     version: int
     epoch: int
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The answer to a request that could not be served as a whole."""
 
     code: int
     text: str
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """The answer to a request that has nothing to tell."""
 
 
 # --- segments and nodes -----------------------------------------------------------------------
 
 
-class SegmentInfo(Part):
+class SegmentInfo(Part, frozen=True):
     """Where a segment is and how to reach it.
 
     ``host`` names the machine's memory (same host: map ``path``); ``address`` is the node's
@@ -72,22 +72,26 @@ class SegmentInfo(Part):
     handle: int = 0
 
 
-class Mount(Message):
+class Mount(Message, frozen=True):
     """A node offers a segment; answered by Mounted. Objects follow in Announce."""
 
     segment: SegmentInfo
     generation_max: int = 0
 
 
-class Mounted(Message):
+class Mounted(Message, frozen=True):
     """The segment's number in this epoch of the master."""
 
     handle: int
     epoch: int
 
 
-class Found(Part):
-    """A committed slot that a node found in its segment."""
+class Found(Part, frozen=True):
+    """A committed slot that a node found in its segment.
+
+    With ``writing`` it is one that a client the master may not know is still writing: its space
+    stays reserved until a PutEnd or PutRevoke of its generation, or WriterGone("") of the node.
+    """
 
     key: bytes
     parent: bytes
@@ -97,9 +101,10 @@ class Found(Part):
     generation: int
     index: int
     offset: int
+    writing: bool = False
 
 
-class Announce(Message):
+class Announce(Message, frozen=True):
     """What a node's segment holds, in pieces; the segment takes puts after the last one."""
 
     handle: int
@@ -107,35 +112,40 @@ class Announce(Message):
     last: bool
 
 
-class Announced(Message):
+class Announced(Message, frozen=True):
     """Slots (table indexes) that the master does not adopt; the node drops them."""
 
     rejected: list[int]
 
 
-class Unmount(Message):
+class Unmount(Message, frozen=True):
     """A node takes its segment back."""
 
     handle: int
 
 
-class GetSegments(Message):
+class GetSegments(Message, frozen=True):
     """Ask for all segments."""
 
 
-class Segments(Message):
+class Segments(Message, frozen=True):
     """All mounted segments."""
 
     segments: list[SegmentInfo]
 
 
-class WriterGone(Message):
-    """A node says that this client can no longer write into its segments (process gone)."""
+class WriterGone(Message, frozen=True):
+    """A node says that this client can no longer write into its segments (process gone).
+
+    ``generation`` repeats that of the FenceWriter it answers: puts granted later are not meant.
+    An empty client stands for all writers from before the node's present session (see Found).
+    """
 
     client: str
+    generation: int = 0
 
 
-class DropSlots(Message):
+class DropSlots(Message, frozen=True):
     """Pushed to a node: these slots' objects were removed; forget them if unchanged."""
 
     handle: int
@@ -143,16 +153,18 @@ class DropSlots(Message):
     generations: list[int]
 
 
-class FenceWriter(Message):
-    """Pushed to a node: answer with WriterGone as soon as this client cannot write any more."""
+class FenceWriter(Message, frozen=True):
+    """Pushed to a node: answer with WriterGone as soon as this client cannot write any more, and
+    refuse its writes of generations up to ``generation`` (0: all that it has had so far)."""
 
     client: str
+    generation: int = 0
 
 
 # --- put --------------------------------------------------------------------------------------
 
 
-class PutItem(Part):
+class PutItem(Part, frozen=True):
     """One object to put. ``parent`` is the packed key it continues, or empty."""
 
     key: bytes
@@ -160,7 +172,7 @@ class PutItem(Part):
     parent: bytes = b""
 
 
-class PutStart(Message):
+class PutStart(Message, frozen=True):
     """First phase of a put: ask for space. Answered by PutStarted."""
 
     items: list[PutItem]
@@ -169,7 +181,7 @@ class PutStart(Message):
     pinned: bool = False
 
 
-class Slot(Part):
+class Slot(Part, frozen=True):
     """A place in a segment: its handle, the table entry and the payload's offset."""
 
     segment: int
@@ -177,7 +189,7 @@ class Slot(Part):
     offset: int
 
 
-class Grant(Part):
+class Grant(Part, frozen=True):
     """The answer to one item: space (code 0), or why not.
 
     ``generation`` names the put and is written on every page of its slots. With a negative code
@@ -191,26 +203,26 @@ class Grant(Part):
     retry_after_s: float = 0.0
 
 
-class PutStarted(Message):
+class PutStarted(Message, frozen=True):
     """One grant for each item, in order."""
 
     grants: list[Grant]
 
 
-class PutEnd(Message):
+class PutEnd(Message, frozen=True):
     """Second phase: the bytes are in place. Answered by Codes."""
 
     generations: list[int]
     checksums: list[int]
 
 
-class PutRevoke(Message):
+class PutRevoke(Message, frozen=True):
     """The client gives puts up and will not write into their slots again. Answered by Codes."""
 
     generations: list[int]
 
 
-class Codes(Message):
+class Codes(Message, frozen=True):
     """One code for each item: 0, or a negative error code."""
 
     codes: list[int]
@@ -219,7 +231,7 @@ class Codes(Message):
 # --- read -------------------------------------------------------------------------------------
 
 
-class Match(Message):
+class Match(Message, frozen=True):
     """How long is the known prefix? Changes nothing.
 
     ``digests`` are names of ``digest_bytes`` each in one namespace, in prefix order. With stride
@@ -233,31 +245,31 @@ class Match(Message):
     stride: int = 1
 
 
-class Matched(Message):
+class Matched(Message, frozen=True):
     """How many leading blocks are in the pool."""
 
     count: int
 
 
-class MatchKeys(Message):
+class MatchKeys(Message, frozen=True):
     """Like Match, for any keys: answered by Matched, up to the first that is missing."""
 
     keys: list[bytes]
 
 
-class Exists(Message):
+class Exists(Message, frozen=True):
     """Which keys are in the pool? Changes nothing. Answered by Existing."""
 
     keys: list[bytes]
 
 
-class Existing(Message):
+class Existing(Message, frozen=True):
     """One byte for each key: 1 if it is there."""
 
     present: bytes
 
 
-class Get(Message):
+class Get(Message, frozen=True):
     """Where are these objects? Takes the lease ``lease`` (chosen by the client) on those found.
 
     Answered by Got. ``lease_s`` bounds the lease; Release ends it early.
@@ -268,7 +280,7 @@ class Get(Message):
     lease_s: float
 
 
-class Located(Part):
+class Located(Part, frozen=True):
     """Where an object is; generation 0 means that it is not there (``code`` says why)."""
 
     size: int = 0
@@ -278,13 +290,13 @@ class Located(Part):
     code: int = 0
 
 
-class Got(Message):
+class Got(Message, frozen=True):
     """One location for each key, in order."""
 
     objects: list[Located]
 
 
-class Hold(Message):
+class Hold(Message, frozen=True):
     """Take a lease on a planned load's objects without asking where they are. Answered by Matched:
     how many leading keys are held."""
 
@@ -293,7 +305,7 @@ class Hold(Message):
     lease_s: float
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """End leases early. Sent without waiting; not answered."""
 
     leases: list[int]
@@ -302,21 +314,21 @@ class Release(Message):
 # --- remove, list, status ---------------------------------------------------------------------
 
 
-class Remove(Message):
+class Remove(Message, frozen=True):
     """Remove objects; leased ones only with ``force``. Answered by Codes."""
 
     keys: list[bytes]
     force: bool = False
 
 
-class RemoveAll(Message):
+class RemoveAll(Message, frozen=True):
     """Remove every object whose packed key starts with ``prefix``. Answered by Matched."""
 
     prefix: bytes = b""
     force: bool = False
 
 
-class List(Message):
+class List(Message, frozen=True):
     """Objects in insertion order, a page at a time. Answered by Listed."""
 
     namespace: bytes | None
@@ -325,7 +337,7 @@ class List(Message):
     limit: int
 
 
-class ObjectInfo(Part):
+class ObjectInfo(Part, frozen=True):
     """What people may know of an object. ``lease_s`` is the time its longest lease still runs."""
 
     key: bytes
@@ -342,24 +354,24 @@ class ObjectInfo(Part):
     segments: list[str]
 
 
-class Listed(Message):
+class Listed(Message, frozen=True):
     """A page of objects; ``next`` continues it, 0 when there is no more."""
 
     objects: list[ObjectInfo]
     next: int
 
 
-class Stat(Message):
+class Stat(Message, frozen=True):
     """Ask for one object. Answered by Listed with one or no object."""
 
     key: bytes
 
 
-class GetStatus(Message):
+class GetStatus(Message, frozen=True):
     """Ask for the pool's state. Answered by Status."""
 
 
-class SegmentStatus(Part):
+class SegmentStatus(Part, frozen=True):
     """A segment and how full it is. ``pending_bytes`` waits for a writer to be gone."""
 
     info: SegmentInfo
@@ -369,7 +381,7 @@ class SegmentStatus(Part):
     pending_bytes: int
 
 
-class Status(Message):
+class Status(Message, frozen=True):
     """The pool at a glance; counters are since the master's start."""
 
     epoch: int
@@ -385,14 +397,14 @@ class Status(Message):
 # --- events of the service around the state machine, never on the wire -------------------------
 
 
-class PeerGone(Message):
+class PeerGone(Message, frozen=True):
     """A connection to ``peer`` broke: a node's segments are gone, a client's puts are orphans."""
 
     peer: str
     role: str
 
 
-class Tick(Message):
+class Tick(Message, frozen=True):
     """Time passes: expire leases and abandoned puts, evict down to the watermark."""
 
 

@@ -1,0 +1,186 @@
+"""Space inside one segment: spans of slabs, each cut into equal slots of one size class."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from moonpool.core.sizes import Plan, Plans
+from moonpool.core.slabs import SlabMap
+
+
+class Span:
+    """A run of slabs cut into slots; bit i of ``free`` is set while slot i is free."""
+
+    __slots__ = ("free", "plan", "queued", "start")
+
+    def __init__(self, start: int, plan: Plan) -> None:
+        self.start = start
+        self.plan = plan
+        self.free = (1 << plan.count) - 1
+        self.queued = False
+
+
+class SlabAllocator:
+    """Allocates byte ranges of one segment's data area; offsets and sizes are bytes."""
+
+    def __init__(self, data_bytes: int) -> None:
+        self._plans = Plans(data_bytes)
+        self.slab_bytes = self._plans.slab_bytes
+        self.total_bytes = self._plans.slab_count * self.slab_bytes
+        self.used_bytes = 0
+        self._slabs = SlabMap(self._plans.slab_count)
+        self._spans: list[Span | None] = [None] * self._plans.slab_count
+        # Spans with free slots by capacity, lowest first: full spans stay full, and the last
+        # ones empty out. Entries are corrected when they come up.
+        self._partial: dict[int, list[int]] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes not allocated (not all of them usable for every size)."""
+        return self.total_bytes - self.used_bytes
+
+    def capacity_of(self, size: int) -> int:
+        """Return the bytes that an object of ``size`` bytes occupies."""
+        return self._plans.plan(size).capacity
+
+    def fits(self, size: int) -> bool:
+        """Tell whether an empty segment could hold an object of ``size`` bytes."""
+        return size <= self.total_bytes and self._plans.plan(size).slabs <= self._slabs.count
+
+    def allocate(self, size: int) -> int | None:
+        """Return the offset of new space for ``size`` bytes, or None if there is none now."""
+        plan = self._plans.plan(size)
+        span = self._partial_span(plan) or self._new_span(plan)
+        if span is None:
+            return None
+        lowest = span.free & -span.free
+        span.free ^= lowest
+        self.used_bytes += plan.capacity
+        return span.start * self.slab_bytes + (lowest.bit_length() - 1) * plan.capacity
+
+    def free(self, offset: int) -> int:
+        """Give space back; return its capacity. The offset must be one that is allocated."""
+        span = self._spans[offset // self.slab_bytes]
+        if span is None:
+            raise ValueError(f"nothing is allocated at {offset}")
+        plan = span.plan
+        index, rest = divmod(offset - span.start * self.slab_bytes, plan.capacity)
+        if rest or index >= plan.count or span.free >> index & 1:
+            raise ValueError(f"nothing is allocated at {offset}")
+        span.free |= 1 << index
+        self.used_bytes -= plan.capacity
+        if span.free == (1 << plan.count) - 1:
+            self._spans[span.start : span.start + plan.slabs] = [None] * plan.slabs
+            self._slabs.give(span.start, plan.slabs)
+        elif not span.queued:
+            self._queue(span)
+        return plan.capacity
+
+    def reserve(self, offset: int, capacity: int) -> bool:
+        """Take the space of an earlier allocation; False if it cannot be one or is taken."""
+        if offset < 0 or offset + capacity > self.total_bytes:
+            return False
+        plan = self._plans.of_capacity(capacity)
+        if plan is None:
+            return False
+        slab = offset // self.slab_bytes
+        start = slab - slab % plan.slabs if plan.shared else slab
+        index, rest = divmod(offset - start * self.slab_bytes, capacity)
+        if rest or index >= plan.count:
+            return False
+        span = self._spans[slab]
+        if span is None:
+            if not self._slabs.take_at(start, plan.slabs):
+                return False
+            span = self._add_span(start, plan)
+        elif span.plan.capacity != capacity or span.start != start or not span.free >> index & 1:
+            return False
+        span.free ^= 1 << index
+        self.used_bytes += capacity
+        return True
+
+    def blockers(self, size: int, offset: int) -> list[int] | None:
+        """Return what must be freed around ``offset`` so that ``size`` bytes fit there.
+
+        None if no space of that shape lies there.
+        """
+        plan = self._plans.plan(size)
+        slab = offset // self.slab_bytes
+        if plan.shared:
+            start = slab - slab % plan.slabs
+        else:
+            start = max(0, min(slab, self._slabs.count - plan.slabs))
+        end = start + plan.slabs
+        if end > self._slabs.count:
+            return None
+        offsets: list[int] = []
+        while start < end:
+            span = self._spans[start]
+            if span is None:
+                start += 1
+                continue
+            offsets += self._allocated(span)
+            start = span.start + span.plan.slabs
+        return offsets
+
+    def _allocated(self, span: Span) -> list[int]:
+        base = span.start * self.slab_bytes
+        capacity = span.plan.capacity
+        return [base + i * capacity for i in range(span.plan.count) if not span.free >> i & 1]
+
+    def _partial_span(self, plan: Plan) -> Span | None:
+        heap = self._partial.get(plan.capacity)
+        while heap:
+            span = self._spans[heap[0]]
+            if span is not None and span.free and span.plan is plan:
+                return span
+            heappop(heap)
+            if span is not None and span.plan is plan:
+                span.queued = False
+        return None
+
+    def _new_span(self, plan: Plan) -> Span | None:
+        if plan.shared:
+            start = self._slabs.take_aligned(plan.slabs)
+        else:
+            start = self._slabs.take_run(plan.slabs)
+        return None if start < 0 else self._add_span(start, plan)
+
+    def _add_span(self, start: int, plan: Plan) -> Span:
+        span = Span(start, plan)
+        self._spans[start : start + plan.slabs] = [span] * plan.slabs
+        if plan.count > 1:
+            self._queue(span)
+        return span
+
+    def _queue(self, span: Span) -> None:
+        span.queued = True
+        heappush(self._partial.setdefault(span.plan.capacity, []), span.start)
+
+    def allocated(self) -> list[tuple[int, int]]:
+        """Return (offset, capacity) of everything allocated, by offset."""
+        found: list[tuple[int, int]] = []
+        for slab, span in enumerate(self._spans):
+            if span is not None and span.start == slab:
+                found += [(offset, span.plan.capacity) for offset in self._allocated(span)]
+        return found
+
+    def validate(self) -> None:
+        """Raise AssertionError if the parts contradict each other."""
+        self._slabs.validate()
+        used = 0
+        for slab, span in enumerate(self._spans):
+            assert (span is None) == self._slabs.is_free(slab)
+            if span is None or span.start != slab:
+                continue
+            plan = span.plan
+            assert all(s is span for s in self._spans[slab : slab + plan.slabs])
+            assert slab % plan.slabs == 0 or not plan.shared
+            busy = plan.count - span.free.bit_count()
+            assert 0 < busy <= plan.count
+            assert span.free.bit_length() <= plan.count
+            used += busy * plan.capacity
+            if plan.count > 1:
+                assert span.queued or not span.free
+                assert not span.queued or slab in self._partial[plan.capacity]
+        assert used == self.used_bytes <= self.total_bytes
