@@ -1,0 +1,235 @@
+"""Copies between scattered pieces and contiguous objects, with checksums, for whole batches.
+
+A compiled loop (kernels.py, Numba) does it where it can be had; it is loaded in the background
+once enough bytes have been moved to be worth it, and a loop over ctypes serves until then.
+Addresses are trusted: callers check them against what was registered or mapped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from moonpool.transport import native
+from moonpool.transport.base import U64, Pieces
+
+_log = logging.getLogger(__name__)
+
+STEP_BYTES = 256 * 1024
+"""Copied and hashed in turn, so that the hash reads from the cache."""
+SPLIT_BYTES = 8 * 1024 * 1024
+"""Batches from here on are shared with a second thread."""
+THREADS = min(2, os.cpu_count() or 1)
+COMPILE_AFTER_BYTES = 64 * 1024 * 1024
+"""Short-lived processes never pay for the compiler."""
+
+
+class Kernels:
+    """The compiled module, once it is there. With ``never`` it is not loaded of itself."""
+
+    def __init__(self, *, never: bool = False) -> None:
+        self.module: Any = None
+        self._never = never
+        self._moved = 0
+        self._loader: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def want(self, nbytes: int) -> None:
+        """Count what the fallback moved; start loading when it has been enough."""
+        self._moved += nbytes
+        if self._moved >= COMPILE_AFTER_BYTES and self._loader is None and not self._never:
+            self.load()
+
+    def load(self) -> threading.Thread:
+        """Start loading once; return the thread that does it."""
+        with self._lock:
+            if self._loader is None:
+                # No daemon: the compiler must not be cut off while the process ends.
+                self._loader = threading.Thread(target=self._load, name="moonpool-kernels")
+                self._loader.start()
+            return self._loader
+
+    def _load(self) -> None:
+        try:
+            from moonpool.transport import kernels
+        except (ImportError, OSError, AttributeError) as error:
+            _log.info("copies use ctypes: %s", error)
+        else:
+            self.module = kernels
+
+
+_kernels = Kernels()
+_helpers = threading.BoundedSemaphore(max(1, THREADS - 1))
+
+
+def prepare() -> str:
+    """Load the compiled copies now; return the name of what will be used."""
+    _kernels.load().join()
+    return implementation()
+
+
+def implementation() -> str:
+    """Return which copies are in use: ``numba`` or ``ctypes``."""
+    return "ctypes" if _kernels.module is None else "numba"
+
+
+def gather(memory: Pieces, targets: U64) -> U64:
+    """Copy each object's pieces to its target address; return xxh3_64 of what arrived, (n,)."""
+    memory = coalesce(memory)
+    sums = np.zeros(len(memory), np.uint64)
+
+    def part(first: int, last: int) -> None:
+        pieces = memory.starts[first : last + 1]
+        where, result = targets[first:last], sums[first:last]
+        if _kernels.module is None:
+            _gather(memory, pieces, where, result)
+            return
+        state = np.empty(native.XXH3_STATE_BYTES + 64, np.uint8)
+        _kernels.module.gather(
+            memory.addresses, memory.lengths, pieces, where, result, native.state_address(state)
+        )
+
+    _share(memory, part)
+    return sums
+
+
+def scatter(sources: U64, memory: Pieces) -> None:
+    """Copy each object from its source address to its pieces."""
+    memory = coalesce(memory)
+
+    def part(first: int, last: int) -> None:
+        pieces, where = memory.starts[first : last + 1], sources[first:last]
+        if _kernels.module is None:
+            _scatter(memory, pieces, where)
+        else:
+            _kernels.module.scatter(memory.addresses, memory.lengths, pieces, where)
+
+    _share(memory, part)
+
+
+def digest(memory: Pieces) -> U64:
+    """Return xxh3_64 of each object's pieces in order, shape (n,). Runs in the calling thread."""
+    memory = coalesce(memory)
+    sums = np.zeros(len(memory), np.uint64)
+    if _kernels.module is None:
+        _kernels.want(int(memory.lengths.sum()))
+        _digest(memory, sums)
+    else:
+        state = np.empty(native.XXH3_STATE_BYTES + 64, np.uint8)
+        _kernels.module.digest(
+            memory.addresses, memory.lengths, memory.starts, sums, native.state_address(state)
+        )
+    return sums
+
+
+def whole(addresses: U64, sizes: U64) -> Pieces:
+    """Return the pieces of objects that are contiguous: one piece each."""
+    return Pieces(addresses, sizes, np.arange(len(addresses) + 1, dtype=np.int64))
+
+
+def coalesce(memory: Pieces) -> Pieces:
+    """Return the same memory with neighbouring pieces of an object joined; arrays contiguous."""
+    addresses = np.ascontiguousarray(memory.addresses, np.uint64)
+    lengths = np.ascontiguousarray(memory.lengths, np.uint64)
+    starts = np.ascontiguousarray(memory.starts, np.int64)
+    if len(addresses) <= len(memory):
+        return Pieces(addresses, lengths, starts)
+    opens = np.ones(len(addresses) + 1, bool)
+    np.not_equal(addresses[:-1] + lengths[:-1], addresses[1:], out=opens[1:-1])
+    opens[starts] = True
+    if opens.all():
+        return Pieces(addresses, lengths, starts)
+    rank = np.cumsum(opens) - 1
+    first = np.flatnonzero(opens)
+    total = np.zeros(len(addresses) + 1, np.uint64)
+    np.cumsum(lengths, out=total[1:])
+    joined = total[first[1:]] - total[first[:-1]]
+    return Pieces(addresses[first[:-1]], joined, rank[starts])
+
+
+def _share(memory: Pieces, part: Callable[[int, int], None]) -> None:
+    """Run ``part`` over all objects, on several threads where the batch is large."""
+    total = int(memory.lengths.sum())
+    if _kernels.module is None:
+        _kernels.want(total)
+    if (
+        total < SPLIT_BYTES
+        or len(memory) < 2
+        or THREADS < 2
+        or not _helpers.acquire(blocking=False)
+    ):
+        part(0, len(memory))
+    else:
+        try:
+            _share_with_thread(part, _middle(memory, total), len(memory))
+        finally:
+            _helpers.release()
+
+
+def _middle(memory: Pieces, total: int) -> int:
+    """Return the object at which half of the bytes are done."""
+    return int(np.searchsorted(np.cumsum(memory.sizes()), total / 2)) + 1
+
+
+def _share_with_thread(part: Callable[[int, int], None], middle: int, last: int) -> None:
+    # A new thread starts on an idle core; one that waits in a pool tends to wake on the core of
+    # its waker and to stay there for longer than the copy takes.
+    helper = threading.Thread(target=part, args=(middle, last), name="moonpool-copy")
+    try:
+        helper.start()
+    except RuntimeError:  # no more threads
+        part(0, last)
+        return
+    try:
+        part(0, middle)
+    finally:
+        helper.join()
+
+
+def _gather(memory: Pieces, starts: Any, targets: U64, sums: U64) -> None:
+    memmove = native.memmove
+    addresses, lengths = memory.addresses.tolist(), memory.lengths.tolist()
+    bounds = starts.tolist()
+    for i, at in enumerate(targets.tolist()):
+        hasher, hashed = native.Hasher(), at
+        for p in range(bounds[i], bounds[i + 1]):
+            source, end = addresses[p], addresses[p] + lengths[p]
+            while source < end:
+                n = min(end - source, STEP_BYTES)
+                memmove(at, source, n)
+                at += n
+                source += n
+                if at - hashed >= STEP_BYTES:
+                    hasher.update(hashed, at - hashed)
+                    hashed = at
+        hasher.update(hashed, at - hashed)
+        sums[i] = hasher.digest()
+
+
+def _scatter(memory: Pieces, starts: Any, sources: U64) -> None:
+    memmove = native.memmove
+    addresses, lengths = memory.addresses.tolist(), memory.lengths.tolist()
+    bounds = starts.tolist()
+    for i, at in enumerate(sources.tolist()):
+        for p in range(bounds[i], bounds[i + 1]):
+            memmove(addresses[p], at, lengths[p])
+            at += lengths[p]
+
+
+def _digest(memory: Pieces, sums: U64) -> None:
+    addresses, lengths = memory.addresses.tolist(), memory.lengths.tolist()
+    bounds = memory.starts.tolist()
+    for i in range(len(memory)):
+        first, last = bounds[i], bounds[i + 1]
+        if last - first == 1:
+            sums[i] = native.xxh3(addresses[first], lengths[first])
+            continue
+        hasher = native.Hasher()
+        for p in range(first, last):
+            hasher.update(addresses[p], lengths[p])
+        sums[i] = hasher.digest()

@@ -1,0 +1,246 @@
+"""The segment file, format version 1: where its parts are and what they look like.
+
+Little endian. In order: a header of one page; one u64 per page of the data area, the generation
+of the object on it; the slot table; the data area. docs/protocol.md has the full description.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from moonpool.errors import InvalidArgumentError
+
+MAGIC: Final = b"MOONPOOL"
+FORMAT_VERSION: Final = 1
+PAGE_BYTES: Final = 4096
+HEADER_BYTES: Final = PAGE_BYTES
+ENTRY_BYTES: Final = 256
+KEY_INLINE_BYTES: Final = 128
+"""Longer keys follow their payload in the data area."""
+PARENT_BYTES_MAX: Final = 64
+"""Longer parents are not stored; the object is a root after a restart of the node."""
+NAME_BYTES_MAX: Final = 255
+SEGMENT_BYTES_MAX: Final = 1 << 46
+SLOTS_MAX: Final = 1 << 31
+BYTES_PER_SLOT: Final = 16 * 1024
+"""By default the table has an entry for each so many bytes of data."""
+LARGE_BYTES: Final = 64 * 1024 * 1024
+"""Segments from here on have their data area on a 2 MiB boundary, as huge pages want it."""
+
+FREE, WRITING, COMMITTED = 0, 1, 2
+
+HEADER: Final = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("page_bytes", "<u4"),
+        ("node_bytes", "<u2"),
+        ("name_bytes", "<u2"),
+        ("entry_bytes", "<u4"),
+        ("node", "V256"),
+        ("name", "V256"),
+        ("epoch", "<u8"),
+        ("total_bytes", "<u8"),
+        ("owners_offset", "<u8"),
+        ("table_offset", "<u8"),
+        ("data_offset", "<u8"),
+        ("data_bytes", "<u8"),
+        ("slots", "<u8"),
+        ("created_s", "<f8"),
+    ]
+)
+ENTRY: Final = np.dtype(
+    [
+        ("state", "<u4"),
+        ("key_bytes", "<u2"),
+        ("parent_bytes", "<u2"),
+        ("generation", "<u8"),
+        ("offset", "<u8"),
+        ("size", "<u8"),
+        ("capacity", "<u8"),
+        ("checksum", "<u8"),
+        ("parent", f"S{PARENT_BYTES_MAX}"),
+        ("key", f"S{KEY_INLINE_BYTES}"),
+        ("reserved", "<u8"),
+        ("check", "<u8"),
+    ]
+)
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes and offsets of a segment's parts, in bytes, from its data area and its table."""
+
+    data_bytes: int
+    slots: int
+
+    def __post_init__(self) -> None:
+        if not PAGE_BYTES <= self.data_bytes <= SEGMENT_BYTES_MAX or self.data_bytes % PAGE_BYTES:
+            raise InvalidArgumentError(
+                f"a data area of {self.data_bytes} bytes; multiples of {PAGE_BYTES} "
+                f"from {PAGE_BYTES} to {SEGMENT_BYTES_MAX} are allowed"
+            )
+        if not 1 <= self.slots <= SLOTS_MAX:
+            raise InvalidArgumentError(
+                f"a table of {self.slots} slots; 1 to {SLOTS_MAX} are allowed"
+            )
+
+    @classmethod
+    def holding(cls, data_bytes: int, slots: int | None = None) -> Geometry:
+        """Return the geometry for at least so many bytes of payload."""
+        data = _up(max(data_bytes, PAGE_BYTES), PAGE_BYTES)
+        return cls(data, slots or max(256, data // BYTES_PER_SLOT))
+
+    @classmethod
+    def within(cls, total_bytes: int, slots: int | None = None) -> Geometry:
+        """Return the largest geometry whose file is not larger than ``total_bytes``."""
+        data = total_bytes // PAGE_BYTES * PAGE_BYTES
+        for _ in range(8):
+            over = cls.holding(data, slots).total_bytes - total_bytes
+            if over <= 0:
+                return cls.holding(data, slots)
+            data -= _up(over, PAGE_BYTES)
+        raise InvalidArgumentError(f"a segment of {total_bytes} bytes is too small")
+
+    @property
+    def pages(self) -> int:
+        """Pages of the data area."""
+        return self.data_bytes // PAGE_BYTES
+
+    @property
+    def owners_offset(self) -> int:
+        """Where the array of page owners starts."""
+        return HEADER_BYTES
+
+    @property
+    def table_offset(self) -> int:
+        """Where the slot table starts."""
+        return _up(HEADER_BYTES + 8 * self.pages, PAGE_BYTES)
+
+    @property
+    def data_offset(self) -> int:
+        """Where the data area starts."""
+        step = 2 * 1024 * 1024 if self.data_bytes >= LARGE_BYTES else PAGE_BYTES
+        return _up(self.table_offset + ENTRY_BYTES * self.slots, step)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.data_offset + self.data_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a segment says of itself. ``epoch`` is unique to this file's creation."""
+
+    node: str
+    name: str
+    epoch: int
+    created_s: float
+    geometry: Geometry
+
+
+def new_header(node: str, name: str, geometry: Geometry) -> Header:
+    """Return the header of a segment that is made now."""
+    for text in (node, name):
+        if len(text.encode()) > NAME_BYTES_MAX:
+            raise InvalidArgumentError(f"{text!r}: names have at most {NAME_BYTES_MAX} bytes")
+    return Header(node, name, time.time_ns(), time.time(), geometry)
+
+
+def pack_header(header: Header) -> bytes:
+    """Return the first page of the file."""
+    record = np.zeros(1, HEADER)
+    node, name, shape = header.node.encode(), header.name.encode(), header.geometry
+    values: dict[str, Any] = {
+        "magic": MAGIC,
+        "version": FORMAT_VERSION,
+        "page_bytes": PAGE_BYTES,
+        "node_bytes": len(node),
+        "name_bytes": len(name),
+        "entry_bytes": ENTRY_BYTES,
+        "node": np.void(node.ljust(256, b"\0")),
+        "name": np.void(name.ljust(256, b"\0")),
+        "epoch": header.epoch,
+        "total_bytes": shape.total_bytes,
+        "owners_offset": shape.owners_offset,
+        "table_offset": shape.table_offset,
+        "data_offset": shape.data_offset,
+        "data_bytes": shape.data_bytes,
+        "slots": shape.slots,
+        "created_s": header.created_s,
+    }
+    for field, value in values.items():
+        record[field] = value
+    body = record.tobytes().ljust(HEADER_BYTES - 8, b"\0")
+    return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+def parse_header(page: bytes, file_bytes: int) -> Header:
+    """Return the header in a file's first page; raise InvalidArgumentError if it is none."""
+    if len(page) < HEADER_BYTES or page[:8] != MAGIC:
+        raise InvalidArgumentError("not a segment: no header")
+    body = page[: HEADER_BYTES - 8]
+    if xxhash.xxh3_64_intdigest(body) != int.from_bytes(
+        page[HEADER_BYTES - 8 : HEADER_BYTES], "little"
+    ):
+        raise InvalidArgumentError("not a segment: the header's checksum is wrong")
+    record = np.frombuffer(body, HEADER, count=1)[0]
+    if record["version"] != FORMAT_VERSION:
+        raise InvalidArgumentError(
+            f"a segment of format {record['version']}; {FORMAT_VERSION} is known"
+        )
+    shape = Geometry(int(record["data_bytes"]), int(record["slots"]))
+    created = float(record["created_s"])
+    node = record["node"].tobytes()[: record["node_bytes"]]
+    name = record["name"].tobytes()[: record["name_bytes"]]
+    if not _same(record, shape) or file_bytes < shape.total_bytes or not math.isfinite(created):
+        raise InvalidArgumentError("not a segment: its sizes do not fit together")
+    return Header(
+        node.decode(errors="replace"),
+        name.decode(errors="replace"),
+        int(record["epoch"]),
+        created,
+        shape,
+    )
+
+
+def _same(record: Any, shape: Geometry) -> bool:
+    """Tell whether the offsets a header names are those of its geometry."""
+    told = [int(record[f]) for f in ("page_bytes", "entry_bytes", "owners_offset", "table_offset")]
+    told += [int(record["data_offset"]), int(record["total_bytes"])]
+    return told == [
+        PAGE_BYTES,
+        ENTRY_BYTES,
+        shape.owners_offset,
+        shape.table_offset,
+        shape.data_offset,
+        shape.total_bytes,
+    ]
+
+
+def needed_bytes(size: int, key: bytes) -> int:
+    """Return the capacity that an object needs: a long key is stored behind its payload."""
+    return size + (len(key) if len(key) > KEY_INLINE_BYTES else 0)
+
+
+hash_bytes = xxhash.xxh3_64_intdigest
+"""xxh3_64 of a bytes-like object."""
+
+
+def entry_checks(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return the checksum over all other fields of each entry, shape (n,)."""
+    raw = entries.tobytes()
+    hash_of, end = hash_bytes, ENTRY_BYTES - 8
+    values = [hash_of(raw[at : at + end]) for at in range(0, len(raw), ENTRY_BYTES)]
+    return np.array(values, np.uint64)

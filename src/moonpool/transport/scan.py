@@ -1,0 +1,137 @@
+"""Reading a segment back after its owner died: which slots hold whole objects."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moonpool.core.messages import Found
+from moonpool.transport import copy, layout
+from moonpool.transport.base import Places
+from moonpool.transport.owners import Owners
+
+if TYPE_CHECKING:
+    from moonpool.transport.segment import Segment
+
+_STEP_ENTRIES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a segment holds. ``torn`` counts entries that were begun and are not whole."""
+
+    found: list[Found]
+    generation_max: int
+    torn: int
+
+
+def read(segment: Segment, table: Any, owners: Owners, *, verify: bool, reset: bool) -> Scan:
+    """Return the objects that are whole: committed, in bounds, and all pages their own.
+
+    verify: also compare each payload with its checksum. reset: free all other entries.
+    Holes are not read.
+    """
+    found: list[Found] = []
+    newest, torn = _newest_owner(segment, owners), 0
+    for first, last in _table_steps(segment):
+        entries = table[first:last].copy()
+        used = np.flatnonzero(entries["state"] != layout.FREE)
+        entries = entries[used]
+        alive = _alive(segment, entries, verify)
+        if len(entries):
+            newest = max(newest, int(entries["generation"][alive].max(initial=0)))
+        found += _found(segment, entries[alive], (used[alive] + first).tolist())
+        torn += len(entries) - int(alive.sum())
+        if reset:
+            table["state"][first + used[~alive]] = layout.FREE
+    return Scan(found, newest, torn)
+
+
+def filled(fd: int, first: int, last: int) -> list[tuple[int, int]]:
+    """Return the parts of a byte range of a file that are not holes."""
+    result = []
+    at = first
+    while at < last:
+        try:
+            begin = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break
+            raise
+        if begin >= last:
+            break
+        at = min(os.lseek(fd, begin, os.SEEK_HOLE), last)
+        result.append((begin, at))
+    return result
+
+
+def _alive(segment: Segment, entries: Any, verify: bool) -> Any:
+    """Tell which entries describe whole objects, shape (n,)."""
+    alive = entries["state"] == layout.COMMITTED
+    alive &= entries["check"] == layout.entry_checks(entries)
+    key, size, room = entries["key_bytes"].astype(np.uint64), entries["size"], entries["capacity"]
+    tail = np.where(key > layout.KEY_INLINE_BYTES, key, 0).astype(np.uint64)
+    alive &= (key > 0) & (size <= room) & (tail <= room - np.minimum(size, room))
+    alive &= entries["parent_bytes"] <= layout.PARENT_BYTES_MAX
+    whole = _places(entries, room)
+    alive &= segment.intact(whole)
+    if verify and alive.any():
+        chosen = entries[alive]
+        at = chosen["offset"] + np.uint64(segment.address)
+        alive[alive] = copy.digest(copy.whole(at, chosen["size"])) == chosen["checksum"]
+    return alive
+
+
+def _places(entries: Any, lengths: Any) -> Places:
+    """Return the entries' places, as long as told."""
+    none = np.zeros(len(entries), np.int64)
+    return Places(
+        none,
+        entries["offset"],
+        lengths,
+        entries["capacity"],
+        entries["generation"],
+        entries["checksum"],
+    )
+
+
+def _found(segment: Segment, entries: Any, indexes: list[int]) -> Iterator[Found]:
+    data = segment.data()
+    for index, entry in zip(indexes, entries, strict=True):
+        offset, size, length = (int(entry[f]) for f in ("offset", "size", "key_bytes"))
+        key = bytes(entry["key"]).ljust(length, b"\0")
+        if length > layout.KEY_INLINE_BYTES:
+            key = data[offset + size : offset + size + length].tobytes()
+        yield Found(
+            key=key,
+            parent=bytes(entry["parent"]).ljust(int(entry["parent_bytes"]), b"\0"),
+            size=size,
+            capacity=int(entry["capacity"]),
+            checksum=int(entry["checksum"]),
+            generation=int(entry["generation"]),
+            index=index,
+            offset=offset,
+        )
+
+
+def _newest_owner(segment: Segment, owners: Owners) -> int:
+    start, newest = segment.geometry.owners_offset, 0
+    for a, b in segment.ranges(start, start + 8 * segment.geometry.pages):
+        part = owners.pages[(a - start) // 8 : -(-(b - start) // 8)]
+        newest = max(newest, int(part.max(initial=0)))
+    return newest
+
+
+def _table_steps(segment: Segment) -> Iterator[tuple[int, int]]:
+    """Yield ranges of table entries that are not holes, in steps."""
+    start, size, done = segment.geometry.table_offset, layout.ENTRY_BYTES, 0
+    for a, b in segment.ranges(start, start + size * segment.geometry.slots):
+        first, last = max(done, (a - start) // size), -(-(b - start) // size)
+        for at in range(first, last, _STEP_ENTRIES):
+            yield at, min(at + _STEP_ENTRIES, last)
+        done = max(done, last)

@@ -1,0 +1,106 @@
+"""The way to a segment on the same host: copy from and to the mapping."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moonpool.errors import InvalidArgumentError, NotFoundError, TransferError
+from moonpool.transport import copy, small
+from moonpool.transport.base import I64, Pieces, Places, Written
+from moonpool.transport.segment import Segment
+
+_BAD = InvalidArgumentError.code
+_GONE = NotFoundError.code
+_FAILED = TransferError.code
+
+
+def fitting(places: Places, memory: Pieces) -> I64:
+    """Return 0 for each object whose pieces are as long as it is, else -600, shape (n,)."""
+    if len(places) != len(memory):
+        return np.full(len(places), _BAD, np.int64)
+    return np.where(memory.sizes() == places.sizes, 0, _BAD).astype(np.int64)
+
+
+def chosen(places: Places, which: I64) -> Places:
+    """Return some of the places."""
+    return Places(
+        places.indexes[which],
+        places.offsets[which],
+        places.sizes[which],
+        places.capacities[which],
+        places.generations[which],
+        places.checksums[which],
+    )
+
+
+def some(memory: Pieces, which: I64) -> Pieces:
+    """Return the pieces of some of the objects, in rising order."""
+    return memory if len(which) == len(memory) else memory.take(which)
+
+
+def picked(items: list[bytes], which: I64) -> list[bytes]:
+    """Return some of the items; an empty list stays empty."""
+    return items if len(which) == len(items) or not items else [items[i] for i in which.tolist()]
+
+
+class ShmTransport:
+    """Reads and writes a mapped segment; the Transport of a client on the node's host."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+    def read(self, places: Places, memory: Pieces) -> I64:
+        """Copy objects into memory; -704 for one whose space was reused, -600 for a bad place."""
+        segment = self.segment
+        if len(places) == len(memory) and small.is_small(places):
+            try:
+                return np.array(small.read(segment, places, memory), np.int64)
+            except TransferError:
+                return np.full(len(places), _FAILED, np.int64)
+        codes = fitting(places, memory)
+        try:
+            keep = segment.parts()
+            codes[(codes == 0) & ~segment.inside(places)] = _BAD
+            which = np.flatnonzero(codes == 0)
+            intact = segment.intact(chosen(places, which))
+            codes[which[~intact]] = _GONE
+            which = which[intact]
+            taken = chosen(places, which)
+            copy.scatter(taken.offsets + np.uint64(segment.address), some(memory, which))
+            codes[which[~segment.intact(taken)]] = _GONE
+            del keep
+        except TransferError:
+            codes[codes == 0] = _FAILED
+        return codes
+
+    def write(
+        self, places: Places, memory: Pieces, keys: list[bytes], parents: list[bytes]
+    ) -> Written:
+        """Write objects and commit their slots; -700 for a slot that a later writer has."""
+        segment, count = self.segment, len(places)
+        checksums = np.zeros(count, np.uint64)
+        if len(keys) != count or len(memory) != count or len(parents) not in (0, count):
+            return Written(np.full(count, _BAD, np.int64), checksums)
+        codes = fitting(places, memory)
+        try:
+            if small.is_small(places):
+                results, sums = small.write(segment, places, memory, keys, parents)
+                return Written(np.array(results, np.int64), np.array(sums, np.uint64))
+            keep = segment.parts()
+            which = np.flatnonzero(codes == 0)
+            codes[which] = segment.begin(
+                chosen(places, which), picked(keys, which), picked(parents, which)
+            )
+            which = np.flatnonzero(codes == 0)
+            taken = chosen(places, which)
+            targets = taken.offsets + np.uint64(segment.address)
+            checksums[which] = copy.gather(some(memory, which), targets)
+            codes[which] = segment.seal(taken, checksums[which])
+            del keep
+        except TransferError:
+            codes[codes == 0] = _FAILED
+        return Written(codes, checksums)
+
+    def close(self) -> None:
+        """Unmap the segment."""
+        self.segment.close()
