@@ -1,0 +1,141 @@
+"""The whole stack on this machine: master, node, vLLM replicas, and a front before them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from moonpool.demo import engine, place
+from moonpool.demo.engine import EngineOptions
+from moonpool.demo.process import Child, Supervisor, until_ready
+from moonpool.router.front import Front
+from moonpool.router.service import serving
+
+SERVICE_START_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A running master and node."""
+
+    master: str
+    http_url: str
+    children: tuple[Child, ...]
+
+
+class Stack:
+    """Starts and stops the parts; all that it started ends with its context.
+
+    ``front`` answers from the beginning, and with 503 while no replica is up.
+    """
+
+    def __init__(self, run_dir: Path, supervisor: Supervisor, http: aiohttp.ClientSession) -> None:
+        self.front = Front()
+        self.http = http
+        self._run_dir = run_dir
+        self._supervisor = supervisor
+        self._urls: list[str] = []
+        self._starts = 0
+
+    @property
+    def replica_urls(self) -> list[str]:
+        """The base URLs of the replicas that are up."""
+        return list(self._urls)
+
+    @property
+    def logs(self) -> Path:
+        """The directory of the processes' logs."""
+        return self._run_dir
+
+    def check(self) -> None:
+        """Raise StartError when a process of the stack has ended by itself."""
+        self._supervisor.check()
+
+    async def start_pool(self, pool_bytes: int, segments: Path) -> Pool:
+        """Start a master and a node that gives ``pool_bytes`` to the pool."""
+        base = {"host": "127.0.0.1", "port": 0}
+        ready = await self._start_service("master", {**base, "http_port": 0})
+        address = f"127.0.0.1:{ready['port']}"
+        await self._start_service(
+            "node",
+            {**base, "master": address, "size": pool_bytes, "segment_dir": str(segments)},
+        )
+        http_url = f"http://127.0.0.1:{ready['http_port']}"
+        return Pool(address, http_url, tuple(self._supervisor.children[-2:]))
+
+    async def _start_service(self, role: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Start ``moonpool <role>`` and return what it says of itself once it serves."""
+        ready_file = self._run_dir / f"{role}.ready"
+        config = self._run_dir / f"{role}.json"
+        config.write_text(json.dumps({**settings, "ready_file": str(ready_file)}))
+        command = [sys.executable, "-m", "moonpool.cli", role, "--config", str(config)]
+        child = self._supervisor.start(role, command, engine.clean_environment())
+
+        async def is_ready() -> bool:
+            return ready_file.exists()
+
+        await until_ready(child, is_ready, SERVICE_START_TIMEOUT_S)
+        said: dict[str, Any] = json.loads(ready_file.read_text())
+        return said
+
+    async def start_replicas(self, options: EngineOptions, count: int, pool: Pool | None) -> None:
+        """Start replicas side by side and send the front's requests to them once all serve."""
+        self._starts += 1
+        ports = place.free_ports(count)
+        children = [self._start_replica(options, port, pool) for port in ports]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        async with asyncio.TaskGroup() as group:
+            for child, url in zip(children, urls, strict=True):
+                group.create_task(self._until_serving(child, url))
+        self._replicas = children
+        self._urls = urls
+        self.front.replace_instances(urls)
+
+    def _start_replica(self, options: EngineOptions, port: int, pool: Pool | None) -> Child:
+        temporary = self._run_dir / f"tmp-{port}"
+        temporary.mkdir()
+        kind = "pool" if pool else "alone"
+        return self._supervisor.start(
+            f"vllm-{kind}-{port}",
+            engine.command(options, port, pool=pool is not None),
+            {
+                **engine.clean_environment(),
+                **engine.environment(temporary, pool.master if pool else None),
+            },
+        )
+
+    async def _until_serving(self, child: Child, url: str) -> None:
+        async def ready() -> bool:
+            return await engine.is_serving(self.http, url)
+
+        await until_ready(child, ready, engine.START_TIMEOUT_S)
+
+    async def stop_replicas(self) -> None:
+        """End all replicas; the front answers 503 from now on."""
+        self.front.replace_instances([])
+        self._urls = []
+        await self._supervisor.stop_together(self._replicas)
+        self._replicas = []
+
+    async def stop_pool(self, pool: Pool) -> None:
+        """End the node, which removes its segments, and the master."""
+        await self._supervisor.stop(pool.children)
+
+
+@contextlib.asynccontextmanager
+async def stack_on(sock: socket.socket, run_dir: Path) -> AsyncIterator[Stack]:
+    """Give a stack whose front serves on ``sock``; end everything of it afterwards."""
+    async with aiohttp.ClientSession() as http, Supervisor(run_dir) as supervisor:
+        stack = Stack(run_dir, supervisor, http)
+        async with serving(stack.front, sock):
+            yield stack

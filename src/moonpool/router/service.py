@@ -1,0 +1,43 @@
+"""The front as a service: a listening socket, and an end without long good-byes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from moonpool.router.front import Front
+
+SHUTDOWN_TIMEOUT_S = 2.0
+log = logging.getLogger("moonpool.router")
+
+
+@contextlib.asynccontextmanager
+async def serving(front: Front, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve the front on a listening socket for as long as the context lasts."""
+    # With handler_cancellation a client that leaves ends its request upstream as well.
+    runner = web.AppRunner(front.app(), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, shutdown_timeout=SHUTDOWN_TIMEOUT_S).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def serve_until_signal(front: Front, sock: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(front, sock):
+        host, port = sock.getsockname()[:2]
+        log.info("router listens on %s:%d for %d instances", host, port, len(front.instances))
+        await stop.wait()
+    log.info("router stopped")

@@ -1,0 +1,1 @@
+"""Workloads: read traces, synthesise conversations, replay them against an endpoint."""
