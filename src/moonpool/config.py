@@ -64,18 +64,18 @@ class MasterConfig(RoleConfig):
     port: int = _key(MASTER_PORT, v.port, "port for clients and nodes; 0 lets the system choose")
     http_host: str = _key("", v.text, "address of the HTTP side; empty: the same as host")
     http_port: int = _key(MASTER_HTTP_PORT, v.port, "port for /metrics, /health and /status")
-    high_watermark: float = _key(0.95, v.fraction, "eviction starts at this share of a segment")
-    low_watermark: float = _key(0.90, v.fraction, "and goes on down to this one")
+    watermark_high: float = _key(0.95, v.fraction, "eviction starts at this share of a segment")
+    watermark_low: float = _key(0.90, v.fraction, "and goes on down to this one")
     put_timeout_s: float = _key(30.0, v.seconds, "a put that was not ended is given up after this")
     token: str = _key("", v.text, "what peers must say before they may change anything")
     ready_file: str = _key("", v.text, "file that gets the chosen ports as JSON once listening")
 
     def checked(self) -> None:
-        """Raise ConfigError unless low_watermark <= high_watermark."""
-        if self.low_watermark > self.high_watermark:
+        """Raise ConfigError unless watermark_low <= watermark_high."""
+        if self.watermark_low > self.watermark_high:
             raise ConfigError(
-                f"low_watermark: {self.low_watermark} is above high_watermark "
-                f"{self.high_watermark}; 0 to {self.high_watermark} are allowed"
+                f"watermark_low: {self.watermark_low} is above watermark_high "
+                f"{self.watermark_high}; 0 to {self.watermark_high} are allowed"
             )
 
 

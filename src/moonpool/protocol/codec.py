@@ -38,7 +38,7 @@ def encode(request_id: int, message: Message) -> bytes:
     return size.to_bytes(HEADER_BYTES, "little") + payload
 
 
-def decode_request(payload: bytes) -> tuple[int, Request]:
+def decode_request(payload: bytes | memoryview) -> tuple[int, Request]:
     """Return (request id, request) of a frame's payload, or raise ProtocolError."""
     try:
         return _requests.decode(payload)
@@ -46,7 +46,7 @@ def decode_request(payload: bytes) -> tuple[int, Request]:
         raise ProtocolError(f"not a request: {error}") from None
 
 
-def decode_reply(payload: bytes) -> tuple[int, Reply | Push]:
+def decode_reply(payload: bytes | memoryview) -> tuple[int, Reply | Push]:
     """Return (request id, reply or push) of a frame's payload, or raise ProtocolError."""
     try:
         return _replies.decode(payload)

@@ -1,0 +1,1 @@
+"""The client library: Store, AsyncStore and what they stand on."""

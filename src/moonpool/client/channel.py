@@ -1,0 +1,288 @@
+"""How a client talks to the master: a few connections, shared by its threads.
+
+A call never waits longer than its deadline, and while the master is known to be down it does not
+wait at all: one background thread looks for the master until it is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from typing import Protocol
+
+from moonpool.client.connection import Connection
+from moonpool.core.messages import (
+    Exists,
+    Failed,
+    Get,
+    GetSegments,
+    GetStatus,
+    Hello,
+    Hold,
+    List,
+    Match,
+    MatchKeys,
+    Reply,
+    Request,
+    Stat,
+)
+from moonpool.errors import (
+    DeadlineError,
+    MasterUnreachableError,
+    MoonpoolError,
+    ProtocolError,
+    error_for,
+)
+from moonpool.protocol.versions import PROTOCOL_MAX, PROTOCOL_MIN
+
+CONNECT_TIMEOUT_S = 1.0
+RETRY_MIN_S = 0.05
+RETRY_MAX_S = 1.0
+TRUSTED_IDLE_S = 0.05
+"""A connection that was idle for longer is looked at before it is used."""
+
+REPEATABLE = frozenset(
+    {Match, MatchKeys, Exists, Get, Hold, List, Stat, GetStatus, GetSegments},
+)
+"""Requests that may be sent twice."""
+
+
+class Channel(Protocol):
+    """A way to a master."""
+
+    def call(self, request: Request, timeout_s: float | None = None) -> Reply:
+        """Return the reply, or raise MasterUnreachableError, DeadlineError, or a Failed's error."""
+        ...
+
+    def ask(self, request: Request, timeout_s: float | None = None) -> tuple[Reply, int]:
+        """Return the reply and the epoch of the master that gave it."""
+        ...
+
+    def send_only(self, request: Request) -> None:
+        """Send a request that is not answered; never raises for a master that is away."""
+        ...
+
+    def close(self) -> None:
+        """Give up all connections."""
+        ...
+
+
+class SocketChannel:
+    """A master in another process. Threads may share it."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        peer: str,
+        *,
+        role: str = "client",
+        token: str = "",
+        timeout_s: float = 5.0,
+        connections: int = 4,
+        retry_max_s: float = RETRY_MAX_S,
+    ) -> None:
+        self.peer = peer
+        self.timeout_s = timeout_s
+        self._address = address
+        self._hello = Hello(PROTOCOL_MIN, PROTOCOL_MAX, role, peer, token)
+        self._retry_max_s = retry_max_s
+        self._pid = os.getpid()
+        self._idle: list[Connection] = []
+        self._free = threading.Condition()
+        self._waiting = 0
+        self._open = 0
+        self._open_max = connections
+        self._down: MoonpoolError | None = None
+        self._closed = threading.Event()
+
+    def connect(self) -> None:
+        """Make sure that the master answers, or raise why not."""
+        self._give(self._take(self.timeout_s))
+
+    @property
+    def down(self) -> bool:
+        """Whether calls fail at once because the master is known to be away."""
+        return self._down is not None
+
+    def call(self, request: Request, timeout_s: float | None = None) -> Reply:
+        """Return the reply, or raise MasterUnreachableError, DeadlineError, or a Failed's error."""
+        return self.ask(request, timeout_s)[0]
+
+    def ask(self, request: Request, timeout_s: float | None = None) -> tuple[Reply, int]:
+        """Return the reply and the epoch of the master that gave it; raise as ``call`` does.
+
+        Only requests that change nothing are sent again after a connection broke.
+        """
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        connection = self._take(limit)
+        try:
+            reply = connection.call(request, limit)
+        except BaseException as error:
+            self._lost(error, limit)
+            if type(request) not in REPEATABLE or type(error) is not MasterUnreachableError:
+                raise
+            reply, connection = self._again(request, limit)
+        self._give(connection)
+        if type(reply) is Failed:
+            raise error_for(reply.code, reply.text)
+        return reply, connection.epoch
+
+    def send_only(self, request: Request) -> None:
+        """Send a request that is not answered; never raises for a master that is away."""
+        try:
+            connection = self._take(self.timeout_s)
+        except MasterUnreachableError:
+            return
+        try:
+            connection.send(request, self.timeout_s)
+        except MasterUnreachableError as error:
+            self._lost(error, self.timeout_s)
+            return
+        except BaseException as error:
+            self._lost(error, self.timeout_s)
+            raise
+        self._give(connection)
+
+    def close(self) -> None:
+        """Give up all connections; calls fail from now on."""
+        self._closed.set()
+        with self._free:
+            self._drop_idle()
+            self._free.notify_all()
+
+    def _again(self, request: Request, limit: float) -> tuple[Reply, Connection]:
+        connection = self._take(limit)
+        try:
+            return connection.call(request, limit), connection
+        except BaseException as error:
+            self._lost(error, limit)
+            if type(error) is MasterUnreachableError:
+                self._mark_down(error)
+            raise
+
+    # --- the pool -----------------------------------------------------------------------------
+
+    def _take(self, limit: float) -> Connection:
+        """Return a connection that was just alive."""
+        if self._down is not None or self._closed.is_set() or os.getpid() != self._pid:
+            raise self._why_not()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._take_slowly(time.monotonic() + limit)
+        if time.monotonic() - connection.idle_since < TRUSTED_IDLE_S or connection.alive():
+            return connection
+        connection.close()
+        self._lost(ConnectionResetError(), limit)
+        return self._connected(limit) if self._reserve() else self._take(limit)
+
+    def _take_slowly(self, deadline: float) -> Connection:
+        while not self._reserve():
+            with self._free:
+                self._waiting += 1
+                try:
+                    if self._idle:
+                        return self._idle.pop()
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not self._free.wait(left):
+                        raise DeadlineError(
+                            f"{self._open_max} connections to the master are all in use"
+                        )
+                    if self._idle:
+                        return self._idle.pop()
+                finally:
+                    self._waiting -= 1
+            if self._down is not None or self._closed.is_set():
+                raise self._why_not()
+        return self._connected(deadline - time.monotonic())
+
+    def _reserve(self) -> bool:
+        with self._free:
+            if self._open >= self._open_max:
+                return False
+            self._open += 1
+            return True
+
+    def _connected(self, limit: float) -> Connection:
+        """Make a connection for which there is a place."""
+        try:
+            connection = Connection(
+                self._address, self._hello, max(0.001, min(limit, CONNECT_TIMEOUT_S))
+            )
+        except BaseException as error:
+            self._left()
+            if isinstance(error, MasterUnreachableError | ProtocolError):
+                self._mark_down(error)
+            raise
+        connection.idle_since = time.monotonic()
+        return connection
+
+    def _give(self, connection: Connection) -> None:
+        if self._closed.is_set():
+            connection.close()
+            self._left()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+        if self._waiting:
+            with self._free:
+                self._free.notify()
+
+    def _left(self) -> None:
+        with self._free:
+            self._open -= 1
+            self._free.notify()
+
+    def _lost(self, error: BaseException, limit: float) -> None:
+        """A connection is closed; what was idle beside it has probably ended with it."""
+        self._left()
+        if isinstance(error, OSError | MasterUnreachableError) and not isinstance(
+            error, DeadlineError
+        ):
+            with self._free:
+                self._drop_idle()
+        elif isinstance(error, DeadlineError) and limit >= self.timeout_s:
+            self._mark_down(error)
+
+    def _drop_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+                self._open -= 1
+
+    # --- a master that is away ----------------------------------------------------------------
+
+    def _why_not(self) -> MoonpoolError:
+        if self._closed.is_set():
+            return MasterUnreachableError("the store is closed")
+        if os.getpid() != self._pid:
+            return MasterUnreachableError("the store belongs to another process; connect here too")
+        return MasterUnreachableError(f"{self._down}; looking for it in the background")
+
+    def _mark_down(self, error: MoonpoolError) -> None:
+        with self._free:
+            if self._down is not None or self._closed.is_set():
+                return
+            self._down = error
+            self._drop_idle()
+            self._free.notify_all()
+        threading.Thread(target=self._look, name="moonpool-look", daemon=True).start()
+
+    def _look(self) -> None:
+        """Try to reach the master until it answers."""
+        pause = RETRY_MIN_S
+        while not self._closed.wait(pause * random.uniform(0.8, 1.2)):
+            pause = min(2 * pause, self._retry_max_s)
+            try:
+                connection = Connection(self._address, self._hello, CONNECT_TIMEOUT_S)
+            except MoonpoolError as error:
+                self._down = error
+                continue
+            with self._free:
+                self._open += 1
+                self._down = None
+            self._give(connection)
+            return

@@ -1,0 +1,153 @@
+"""The way of a get: locate under a lease, read each object from a replica that works, release."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from moonpool.client.answers import as_many, expect
+from moonpool.client.channel import Channel
+from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
+from moonpool.client.memory import codes_of, trimmed
+from moonpool.client.reach import Reach
+from moonpool.core.messages import Get, Got, Located, Release
+from moonpool.errors import (
+    BufferTooSmallError,
+    LeaseExpiredError,
+    MasterUnreachableError,
+    NotFoundError,
+    TransferError,
+)
+from moonpool.transport.base import I64, U64, Pieces
+
+CHUNK_OBJECTS = 2048
+CHUNK_BYTES = 1 << 30
+"""Objects and bytes that are read under one lease."""
+
+_GONE = NotFoundError.code
+_FAILED = TransferError.code
+
+
+class Getter:
+    """Reads batches. May be used from several threads."""
+
+    def __init__(self, channel: Channel, reach: Reach, lease_s: float) -> None:
+        self._channel = channel
+        self._reach = reach
+        self._lease_s = lease_s
+        self._leases = itertools.count(1)
+
+    def new_lease(self) -> int:
+        """Return a number that this client has not used for a lease yet."""
+        return next(self._leases)
+
+    def read(self, keys: list[bytes], memory: Pieces, lease: int | None) -> I64:
+        """Read objects into memory that is at least as large; return a code for each, shape (n,).
+
+        Does not raise for the pool's state: an unreachable master is a code, too.
+        """
+        codes = codes_of(len(keys), MasterUnreachableError.code)
+        try:
+            for first, last in chunks(memory.sizes().tolist(), CHUNK_OBJECTS, CHUNK_BYTES):
+                part = pieces_of(memory, np.arange(first, last))
+                codes[first:last] = self.read_chunk(keys[first:last], partial(_fitted, part), lease)
+        except MasterUnreachableError as error:
+            codes[codes == MasterUnreachableError.code] = error.code
+        return codes
+
+    def read_chunk(
+        self, keys: list[bytes], memory_for: Callable[[U64, I64], Pieces], lease: int | None = None
+    ) -> I64:
+        """Locate and read objects; return a code for each, shape (n,).
+
+        ``memory_for(sizes, codes)`` returns the memory for all n objects, exactly as large as
+        they are; it may set codes of objects that it has no room for. With a ``lease`` the
+        objects come under it and stay leased, else their lease ends with the call. Raises
+        MasterUnreachableError.
+        """
+        number = self.new_lease() if lease is None else lease
+        started = time.monotonic()
+        answer, epoch = self._channel.ask(Get(keys, number, self._lease_s))
+        found = as_many(expect(Got, answer).objects, len(keys))
+        codes = np.array([_code(where) for where in found], np.int64)
+        try:
+            sizes = np.array([where.size for where in found], np.uint64)
+            memory = memory_for(sizes, codes)
+            self._read(epoch, found, memory, codes)
+        finally:
+            if lease is None and any(where.generation for where in found):
+                self._channel.send_only(Release([number]))
+        if time.monotonic() - started > self._lease_s:
+            codes[codes == 0] = LeaseExpiredError.code
+        return codes
+
+    def _read(self, epoch: int, found: Sequence[Located], memory: Pieces, codes: I64) -> None:
+        """Read from one replica after the other until an object is right or none is left."""
+        wanted = np.flatnonzero(codes == 0)
+        for attempt in range(max((len(where.slots) for where in found), default=0)):
+            rows = [
+                _row(i, found[i], attempt) for i in wanted.tolist() if attempt < len(found[i].slots)
+            ]
+            for segment, objects, places in by_segment(rows):
+                transport = self._reach.transport(epoch, segment)
+                if transport is None:
+                    codes[objects] = _FAILED
+                else:
+                    codes[objects] = transport.read(places, pieces_of(memory, objects))
+            wanted = wanted[codes[wanted] != 0]
+            if not wanted.size:
+                return
+
+    # --- one object: the same in fewer steps --------------------------------------------------
+
+    def read_one(self, key: bytes, memory_for: Callable[[int], Pieces]) -> int:
+        """Read an object; return its code. ``memory_for(size)`` returns memory for exactly that;
+        what it raises is passed on. Raises MasterUnreachableError."""
+        lease = self.new_lease()
+        started = time.monotonic()
+        answer, epoch = self._channel.ask(Get([key], lease, self._lease_s))
+        (where,) = as_many(expect(Got, answer).objects, 1)
+        code = _code(where)
+        if code:
+            return code
+        try:
+            memory = memory_for(where.size)
+            code = self._read_replicas(epoch, where, memory)
+        finally:
+            self._channel.send_only(Release([lease]))
+        if code == 0 and time.monotonic() - started > self._lease_s:
+            return LeaseExpiredError.code
+        return code
+
+    def _read_replicas(self, epoch: int, where: Located, memory: Pieces) -> int:
+        code = _GONE
+        for attempt, slot in enumerate(where.slots):
+            transport = self._reach.transport(epoch, slot.segment)
+            if transport is None:
+                code = _FAILED
+                continue
+            code = int(transport.read(one_place(_row(0, where, attempt)), memory)[0])
+            if code == 0:
+                return 0
+        return code
+
+
+def _code(where: Located) -> int:
+    return 0 if where.generation else where.code or _GONE
+
+
+def _row(i: int, where: Located, attempt: int) -> Row:
+    slot, size = where.slots[attempt], where.size
+    at = slot.segment, slot.index, slot.offset
+    return (i, *at, size, size, where.generation, where.checksum)
+
+
+def _fitted(memory: Pieces, sizes: U64, codes: I64) -> Pieces:
+    """Return the memory cut to the objects' sizes; sets the codes of those that do not fit."""
+    room = memory.sizes()
+    codes[(codes == 0) & (room < sizes)] = BufferTooSmallError.code
+    return trimmed(memory, np.minimum(sizes, room))

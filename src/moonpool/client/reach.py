@@ -1,0 +1,93 @@
+"""From the number of a segment to a way there; opened when first needed, closed when it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from moonpool.client.channel import Channel
+from moonpool.core.messages import GetSegments, SegmentInfo, Segments
+from moonpool.errors import MoonpoolError, ProtocolError
+from moonpool.transport.base import Transport
+
+RETRY_S = 0.5
+"""A segment that could not be reached, or is not known to the master, is not asked for earlier."""
+REFRESH_S = 10.0
+"""Segments that vanished are noticed at least this often, if anything is transferred."""
+
+Opener = Callable[[SegmentInfo], Transport]
+
+log = logging.getLogger("moonpool.client")
+
+
+class Reach:
+    """The open transports of a store. Numbers of segments count within an epoch of the master."""
+
+    def __init__(self, channel: Channel, opener: Opener) -> None:
+        self._channel = channel
+        self._opener = opener
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, int], Transport] = {}
+        self._failed: dict[tuple[int, int], float] = {}
+        self._segments: dict[tuple[int, int], SegmentInfo] = {}
+        self._refresh_at = 0.0
+        self._closed = False
+
+    def transport(self, epoch: int, segment: int) -> Transport | None:
+        """Return the way to a segment, or None if there is none at present.
+
+        Raises MasterUnreachableError if the master had to be asked and could not be.
+        """
+        where = (epoch, segment)
+        found = self._open.get(where)
+        if found is not None and time.monotonic() < self._refresh_at:
+            return found
+        with self._lock:
+            return self._found(where)
+
+    def close(self) -> None:
+        """Close all transports."""
+        with self._lock:
+            self._closed = True
+            for transport in self._open.values():
+                _close(transport)
+            self._open.clear()
+
+    def _found(self, where: tuple[int, int]) -> Transport | None:
+        now = time.monotonic()
+        if self._closed or self._failed.get(where, 0.0) > now:
+            return None
+        if where not in self._segments or now >= self._refresh_at:
+            self._refresh(now)
+        if where not in self._open:
+            self._try(where, now)
+        return self._open.get(where)
+
+    def _refresh(self, now: float) -> None:
+        reply, epoch = self._channel.ask(GetSegments())
+        if not isinstance(reply, Segments):
+            raise ProtocolError(f"the master answered GetSegments with {type(reply).__name__}")
+        self._segments = {(epoch, info.handle): info for info in reply.segments}
+        self._refresh_at = now + REFRESH_S
+        self._failed = {key: until for key, until in self._failed.items() if until > now}
+        for where in [key for key in self._open if key not in self._segments]:
+            _close(self._open.pop(where))
+
+    def _try(self, where: tuple[int, int], now: float) -> None:
+        info = self._segments.get(where)
+        if info is None:
+            self._failed[where] = now + RETRY_S
+            return
+        try:
+            self._open[where] = self._opener(info)
+        except (MoonpoolError, OSError) as error:
+            log.warning("segment %s of node %s cannot be reached: %s", info.name, info.node, error)
+            self._failed[where] = now + RETRY_S
+
+
+def _close(transport: Transport) -> None:
+    with contextlib.suppress(MoonpoolError, OSError):
+        transport.close()

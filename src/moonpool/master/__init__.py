@@ -1,0 +1,1 @@
+"""The service around ``moonpool.core.master``: sessions, HTTP side, process."""

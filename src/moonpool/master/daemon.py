@@ -1,0 +1,185 @@
+"""The master as a process: sockets, clock, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from moonpool.config import MasterConfig
+from moonpool.core.master import MasterConfig as Settings
+from moonpool.core.master import MasterState
+from moonpool.errors import ConfigError
+from moonpool.master.http import app_of
+from moonpool.master.service import Service
+from moonpool.master.session import Session
+
+TICK_S = 0.1
+BACKLOG = 1024
+CLOCK_SLACK_S = 0.01
+
+log = logging.getLogger("moonpool.master")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A master that serves."""
+
+    service: Service
+    port: int
+    http_port: int
+
+
+def run(config: MasterConfig) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError for a port that cannot be had."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_signal(config))
+
+
+async def _serve_until_signal(config: MasterConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(config) as running:
+        # The index is long-lived and has no cycles to speak of: do not scan it again and again.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+        _report(config, running)
+        await stop.wait()
+    log.info("master stopped")
+
+
+@contextlib.asynccontextmanager
+async def serving(config: MasterConfig) -> AsyncIterator[Running]:
+    """Serve in the running loop for as long as the context lasts."""
+    rpc = _listen("port", config.host, config.port)
+    with contextlib.closing(rpc):
+        http = _listen("http_port", config.http_host or config.host, config.http_port)
+        with contextlib.closing(http):
+            epoch = await _new_epoch()
+            service = Service(_state(config, epoch), epoch, token=config.token)
+            async with _http(service, http), _rpc(service, rpc), _ticking(service):
+                yield Running(service, rpc.getsockname()[1], http.getsockname()[1])
+
+
+def _state(config: MasterConfig, epoch: int) -> MasterState:
+    settings = Settings(
+        watermark_high=config.watermark_high,
+        watermark_low=config.watermark_low,
+        put_timeout_s=config.put_timeout_s,
+    )
+    return MasterState(settings, epoch)
+
+
+async def _new_epoch() -> int:
+    """Return the next whole second since 1970, once it has begun.
+
+    The port is ours by now, so a master before us is dead, and it served only after its own epoch
+    had begun: ours is larger.
+    """
+    epoch = int(time.time()) + 1
+    await asyncio.sleep(epoch - time.time() + CLOCK_SLACK_S)
+    return epoch
+
+
+def _listen(key: str, host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(_why_not(key, host, port, error)) from None
+
+
+def _why_not(key: str, host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{key}: {port} on {host} is in use; allowed: a free port, or 0 for any"
+    if error.errno == errno.EACCES:
+        return f"{key}: {port} on {host} is not permitted; allowed: 1024 to 65535, or 0 for any"
+    return f"host: {host!r} cannot be listened on ({error.strerror}); allowed: an own address"
+
+
+@contextlib.asynccontextmanager
+async def _rpc(service: Service, sock: socket.socket) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Session(service), sock=sock)
+    try:
+        yield
+    finally:
+        server.close()
+        service.close()
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def _http(service: Service, sock: socket.socket) -> AsyncIterator[None]:
+    runner = web.AppRunner(app_of(service), access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, shutdown_timeout=1.0).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _ticking(service: Service) -> AsyncIterator[None]:
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            service.tick()
+
+    task = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _report(config: MasterConfig, running: Running) -> None:
+    log.info(
+        "master listens on %s:%d, HTTP on port %d, epoch %d",
+        config.host,
+        running.port,
+        running.http_port,
+        running.service.epoch,
+    )
+    if not config.token and not _is_loopback(config.host):
+        log.warning(
+            "token: %s is not loopback and no token is set, so anyone who reaches this port may "
+            "change the pool",
+            config.host,
+        )
+    if config.ready_file:
+        _write_ready_file(Path(config.ready_file), running)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _write_ready_file(path: Path, running: Running) -> None:
+    """Write the file under another name first, so that whoever waits for it sees all of it."""
+    ready = {"port": running.port, "http_port": running.http_port, "pid": os.getpid()}
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(ready))
+    draft.replace(path)

@@ -1,0 +1,228 @@
+"""One connection to the master: frames in, replies out, in order and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import Protocol, cast
+
+from moonpool.core.messages import Failed, Hello, Message, Reply, Request
+from moonpool.errors import ProtocolError
+from moonpool.protocol.codec import PUSH_ID, check_hello, decode_request, encode
+from moonpool.protocol.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameDecoder
+
+OUT_BYTES_HIGH = 1 << 20
+"""Unsent bytes at which a connection's requests are left waiting."""
+OUT_BYTES_LOW = 1 << 18
+OUT_BYTES_MAX = 1 << 28
+"""Unsent bytes at which a connection that reads nothing (pushes pile up) is given up."""
+TURN_REQUESTS = 128
+"""Requests of one connection in a row, before the others get their turn."""
+STUCK_S = 10.0
+"""How long a peer may leave its replies unread, its hello unsaid or a frame half sent."""
+
+
+class Desk(Protocol):
+    """What a session needs of the service."""
+
+    def now(self) -> float:
+        """Return the monotonic time in seconds."""
+        ...
+
+    def opened(self, session: Session) -> bool:
+        """Note a new connection; False if there are too many."""
+        ...
+
+    def greet(self, session: Session, hello: Hello) -> Reply:
+        """Answer the first message; a Failed ends the connection."""
+        ...
+
+    def answer(self, session: Session, request: Request) -> Reply | None:
+        """Answer a request; None if it wants no answer."""
+        ...
+
+    def refused(self, session: Session, reason: Exception) -> None:
+        """Note that the connection is closed for what its peer sent."""
+        ...
+
+    def closed(self, session: Session) -> None:
+        """Note the end of a connection."""
+        ...
+
+
+class Session(asyncio.Protocol):
+    """A connection. ``peer`` and ``role`` are empty until its Hello was accepted."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.peer = ""
+        self.role = ""
+        self.may_change = False
+        self.address = "?"
+        self._desk = desk
+        self._transport: asyncio.Transport | None = None
+        self._frames = FrameDecoder(HELLO_BYTES_MAX)
+        self._todo: deque[bytes] = deque()
+        self._out: list[bytes] = []
+        self._busy = False
+        self._paused = False
+        self._held_up = False
+        self._closing = False
+        self._waiting_since: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.role or 'peer'} {self.peer or '?'} at {self.address}"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)
+        self._transport = transport
+        name = transport.get_extra_info("peername")
+        self.address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+        transport.set_write_buffer_limits(OUT_BYTES_HIGH, OUT_BYTES_LOW)
+        _keep_alive(transport.get_extra_info("socket"))
+        self._waiting_since = self._desk.now()
+        if not self._desk.opened(self):
+            self._closing = True
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._todo.clear()
+        self._transport = None
+        self._desk.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        try:
+            self._todo.extend(self._frames.feed(data))
+        except ProtocolError as error:
+            self.refuse(error)
+            return
+        if self.peer and not self._paused:
+            self._waiting_since = self._desk.now() if self._frames.held_bytes else None
+        if not self._busy:
+            self._work()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._waiting_since = self._desk.now()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._waiting_since = None
+        if not self._busy:
+            self._work()
+
+    def push(self, message: Message) -> None:
+        """Send a message that was not asked for."""
+        self._send(encode(PUSH_ID, message))
+
+    def refuse(self, reason: Exception) -> None:
+        """Close the connection because of what its peer sent."""
+        if not self._closing:
+            self._desk.refused(self, reason)
+        self.close()
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        self._closing = True
+        self._todo.clear()
+        if self._transport is not None:
+            self._flush()
+            self._waiting_since = self._desk.now()
+            self._transport.close()
+
+    def stuck(self, now: float) -> bool:
+        """Tell whether the peer has been waited for too long, and if so give it up."""
+        if self._waiting_since is None or now - self._waiting_since < STUCK_S:
+            return False
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+        return True
+
+    def _work(self) -> None:
+        """Answer what has arrived, up to a turn's worth, with one write."""
+        self._busy = True
+        turn = TURN_REQUESTS
+        out_bytes = 0
+        while self._todo and turn and not self._paused and not self._closing:
+            turn -= 1
+            try:
+                reply = self._reply(self._todo.popleft())
+            except ProtocolError as error:
+                self.refuse(error)
+                break
+            if reply is not None:
+                self._out.append(reply)
+                out_bytes += len(reply)
+                if out_bytes >= OUT_BYTES_HIGH:
+                    self._flush()
+                    out_bytes = 0
+        self._flush()
+        self._busy = False
+        if self._todo or self._paused:
+            self._wait_for_turn()
+        elif self._held_up and self._transport is not None and not self._closing:
+            self._held_up = False
+            self._transport.resume_reading()
+
+    def _wait_for_turn(self) -> None:
+        if self._transport is None or self._closing:
+            return
+        if not self._held_up:
+            self._held_up = True
+            self._transport.pause_reading()
+        if not self._paused:
+            self._busy = True
+            asyncio.get_running_loop().call_soon(self._work)
+
+    def _reply(self, payload: bytes) -> bytes | None:
+        request_id, request = decode_request(payload)
+        if request_id == PUSH_ID:
+            raise ProtocolError("a request with the id of pushes")
+        if self.peer:
+            reply = self._desk.answer(self, request)
+            return None if reply is None else _encode_reply(request_id, reply)
+        reply = self._desk.greet(self, check_hello(request))
+        if isinstance(reply, Failed):
+            self._out.append(encode(request_id, reply))
+            self.close()
+            return None
+        self._frames.limit = FRAME_BYTES_MAX
+        self._waiting_since = None
+        return encode(request_id, reply)
+
+    def _send(self, frame: bytes) -> None:
+        if self._transport is None or self._closing:
+            return
+        if self._transport.get_write_buffer_size() > OUT_BYTES_MAX:
+            self.refuse(ProtocolError("it reads nothing of what it is sent"))
+            self._transport.abort()
+            return
+        self._out.append(frame)
+        if not self._busy:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._out and self._transport is not None:
+            self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
+            self._out.clear()
+
+
+def _encode_reply(request_id: int, reply: Reply) -> bytes:
+    try:
+        return encode(request_id, reply)
+    except ProtocolError as error:
+        return encode(request_id, Failed(error.code, str(error)))
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """Make the kernel notice within seconds that the peer's machine is gone."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
