@@ -55,6 +55,10 @@ class SlotTable:
         if index < self._fresh:
             self._freed.append(index)
 
+    def is_taken(self, index: int) -> bool:
+        """Tell whether an index is in use."""
+        return bool(self._taken[index])
+
     def _take_freed(self) -> int | None:
         while self._freed:
             index = self._freed.popleft()

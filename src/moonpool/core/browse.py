@@ -1,0 +1,118 @@
+"""What people ask: list, stat and status. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from moonpool.core import codes
+from moonpool.core.index import Object
+from moonpool.core.messages import (
+    BATCH_ITEMS_MAX,
+    Failed,
+    GetStatus,
+    List,
+    Listed,
+    ObjectInfo,
+    SegmentStatus,
+    Stat,
+    Status,
+)
+from moonpool.core.segments import Put
+from moonpool.core.state import State
+
+
+def list_objects(state: State, request: List, _peer: str) -> Listed | Failed:
+    """Return a page of objects by age. A page may be short or empty and still have a next."""
+    if not 1 <= request.limit <= BATCH_ITEMS_MAX or request.after < 0:
+        text = f"limit {request.limit}, after {request.after}: 1 to {BATCH_ITEMS_MAX} and 0 or more"
+        return Failed(codes.INVALID, text)
+    entries, more = state.index.page(request.after, state.config.list_scan_max)
+    found: list[ObjectInfo] = []
+    for each in entries:
+        if each.alive and _is_listed(each, request):
+            found.append(_info(state, each))
+            if len(found) == request.limit:
+                return Listed(found, each.serial if more or each is not entries[-1] else 0)
+    return Listed(found, entries[-1].serial if more else 0)
+
+
+def _is_listed(each: Object, request: List) -> bool:
+    cut = each.key[0] + 1
+    if request.namespace is not None and each.key[1:cut] != request.namespace:
+        return False
+    return each.key.startswith(request.prefix, cut)
+
+
+def stat(state: State, request: Stat, _peer: str) -> Listed:
+    """Return one object, also one that is still being put."""
+    put = state.in_progress.get(request.key)
+    if put is not None:
+        return Listed([_put_info(state, put)], 0)
+    found = state.index.find(request.key)
+    return Listed([] if found is None else [_info(state, found)], 0)
+
+
+def status(state: State, _request: GetStatus, _peer: str) -> Status:
+    """Return the pool at a glance."""
+    pending: dict[int, int] = {}
+    for put in state.puts.values():
+        for slot in put.held:
+            pending[slot.segment] = pending.get(slot.segment, 0) + put.capacity
+    segments = [
+        SegmentStatus(
+            info=each.info,
+            used_bytes=each.space.used_bytes,
+            objects=sum(isinstance(owner, Object) for owner in each.owners.values()),
+            ready=each.ready,
+            pending_bytes=pending.get(handle, 0),
+        )
+        for handle, each in state.segments.by_handle.items()
+    ]
+    return Status(
+        epoch=state.epoch,
+        uptime_s=state.now,
+        objects=state.index.count,
+        puts_in_progress=len(state.in_progress),
+        leases=state.leases.count,
+        clients=len({*state.leases.peers(), *state.pending_bytes} - {""}),
+        segments=segments,
+        counters=dict(state.counters),
+    )
+
+
+def _info(state: State, each: Object) -> ObjectInfo:
+    where = each.where
+    return ObjectInfo(
+        key=each.key,
+        parent=each.parent_key,
+        size=where.size,
+        checksum=where.checksum,
+        generation=where.generation,
+        complete=True,
+        pinned=each.pinned,
+        children=each.children,
+        leases=each.leases,
+        created_s_ago=state.now - each.created_at,
+        used_s_ago=state.now - each.used_at,
+        segments=[_name(state, slot.segment) for slot in where.slots],
+    )
+
+
+def _put_info(state: State, put: Put) -> ObjectInfo:
+    return ObjectInfo(
+        key=put.key,
+        parent=put.parent,
+        size=put.size,
+        checksum=0,
+        generation=put.generation,
+        complete=False,
+        pinned=put.pinned,
+        children=0,
+        leases=0,
+        created_s_ago=state.now - put.started,
+        used_s_ago=state.now - put.started,
+        segments=[_name(state, slot.segment) for slot in put.slots],
+    )
+
+
+def _name(state: State, handle: int) -> str:
+    info = state.segments.by_handle[handle].info
+    return f"{info.node}/{info.name}"

@@ -1,0 +1,15 @@
+"""The result codes that the master gives per item, as plain numbers."""
+
+from __future__ import annotations
+
+from moonpool import errors
+
+OK = 0
+NO_SPACE = errors.NoSpaceError.code
+INVALID = errors.InvalidArgumentError.code
+ILLEGAL_CLIENT = errors.IllegalClientError.code
+INVALID_WRITE = errors.InvalidWriteError.code
+NOT_READY = errors.NotReadyError.code
+NOT_FOUND = errors.NotFoundError.code
+EXISTS = errors.AlreadyExistsError.code
+LEASED = errors.LeasedError.code

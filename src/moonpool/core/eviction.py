@@ -1,0 +1,80 @@
+"""Which objects go first: leaves of the prefix chains, least recently used first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from moonpool.core.index import Object, children_of
+
+_COMPACT_MIN = 1024
+
+
+class Leaves:
+    """The objects that could be evicted, by last use.
+
+    An entry may be out of date: its object was used since, got a child or a lease, or is gone.
+    It is corrected when it comes up; whoever makes an object evictable again offers it again.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Object]] = []
+
+    def offer(self, offered: Object, objects: int) -> None:
+        """Consider an object (of ``objects`` in the pool) that may now be evictable."""
+        if offered.queued or not is_evictable_leaf(offered):
+            return
+        if len(self._heap) > _COMPACT_MIN + 2 * objects:
+            self._heap = [entry for entry in self._heap if entry[2].alive]
+            heapify(self._heap)
+        offered.queued = True
+        heappush(self._heap, (offered.used, offered.serial, offered))
+
+    def pop(self) -> Object | None:
+        """Take out the evictable leaf used least recently; offer it again or remove it."""
+        heap = self._heap
+        while heap:
+            used, _, coldest = heappop(heap)
+            if not is_evictable_leaf(coldest):
+                coldest.queued = False
+            elif coldest.used != used:
+                heappush(heap, (coldest.used, coldest.serial, coldest))
+            else:
+                coldest.queued = False
+                return coldest
+        return None
+
+    def validate(self, objects: Iterable[Object]) -> None:
+        """Raise AssertionError if an evictable leaf is not queued, or queued twice."""
+        queued = [entry[2] for entry in self._heap if entry[2].alive]
+        assert len(queued) == len(set(queued))
+        assert all(entry[0] <= entry[2].used for entry in self._heap)
+        found = set(queued)
+        for each in objects:
+            assert each.queued == (each in found)
+            assert each.queued or not is_evictable_leaf(each)
+
+
+def is_evictable_leaf(candidate: Object) -> bool:
+    """Tell whether an object may be evicted by itself."""
+    return (
+        candidate.alive and not candidate.children and not candidate.leases and not candidate.pinned
+    )
+
+
+def family(roots: Iterable[Object], limit: int) -> list[Object] | None:
+    """Return the objects and all their descendants, descendants mostly first.
+
+    None if one of them may not be evicted, or if there are more than ``limit``.
+    """
+    found: dict[Object, None] = {}
+    todo = list(roots)
+    while todo:
+        each = todo.pop()
+        if each in found:
+            continue
+        if each.leases or each.pinned or len(found) >= limit:
+            return None
+        found[each] = None
+        todo += children_of(each)
+    return list(reversed(found))

@@ -1,0 +1,92 @@
+"""The master's state machine: requests in, answers and pushes out; no I/O, clock or chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from moonpool.core import browse, codes, nodes, puts, reads, removal
+from moonpool.core import messages as m
+from moonpool.core.room import evict_to_watermark
+from moonpool.core.settings import MasterConfig
+from moonpool.core.state import State
+from moonpool.core.validate import validate
+
+__all__ = ["MasterConfig", "MasterState", "Outcome"]
+
+
+class Outcome(NamedTuple):
+    """The answer to a request (None: it has none) and what to send to nodes, by peer."""
+
+    reply: m.Reply | None
+    pushes: list[tuple[str, m.Push]]
+
+
+_Verb = Callable[[State, Any, str], m.Reply | None]
+
+
+def _peer_gone(state: State, request: m.PeerGone, _peer: str) -> None:
+    if request.role == "node":
+        nodes.node_gone(state, request.peer)
+        return
+    state.offer(state.leases.release_peer(request.peer))
+    puts.client_gone(state, request.peer)
+
+
+def _tick(state: State, _request: m.Tick, _peer: str) -> None:
+    state.expire_leases()
+    state.expire_puts()
+    evict_to_watermark(state)
+
+
+_VERBS: Final[dict[type[m.Message], _Verb]] = {
+    m.Mount: nodes.mount,
+    m.Announce: nodes.announce,
+    m.Unmount: nodes.unmount,
+    m.GetSegments: nodes.get_segments,
+    m.WriterGone: nodes.on_writer_gone,
+    m.PutStart: puts.put_start,
+    m.PutEnd: puts.put_end,
+    m.PutRevoke: puts.put_revoke,
+    m.Match: reads.match,
+    m.MatchKeys: reads.match_keys,
+    m.Exists: reads.exists,
+    m.Get: reads.get,
+    m.Hold: reads.hold,
+    m.Release: reads.release,
+    m.Remove: removal.remove,
+    m.RemoveAll: removal.remove_all,
+    m.List: browse.list_objects,
+    m.Stat: browse.stat,
+    m.GetStatus: browse.status,
+    m.PeerGone: _peer_gone,
+    m.Tick: _tick,
+}
+
+
+class MasterState:
+    """All that a master knows, and what each request does to it.
+
+    ``handle`` never raises for what a request says: one that cannot be served as a whole is
+    answered by Failed and changes nothing; one item's failure is that item's code.
+    """
+
+    def __init__(self, config: MasterConfig, epoch: int) -> None:
+        self.state = State(config, epoch)
+
+    def handle(self, request: m.Request | m.PeerGone | m.Tick, peer: str, now: float) -> Outcome:
+        """Serve a request of the session ``peer``.
+
+        ``now`` is in seconds from any fixed point; a step back counts as no time at all.
+        """
+        state = self.state
+        state.advance(now)
+        verb = _VERBS.get(type(request))
+        if verb is None:
+            text = f"{type(request).__name__} is not for the state machine"
+            return Outcome(m.Failed(codes.INVALID, text), [])
+        return Outcome(verb(state, request, peer), state.take_pushes())
+
+    def validate_state(self) -> None:
+        """Raise AssertionError if any two parts of the state contradict each other."""
+        validate(self.state)

@@ -1,0 +1,247 @@
+"""Two-phase put: space is granted, the client writes, the object becomes readable.
+
+Who may still write where: a put's places are given to others only when its client has said that
+it is done (PutEnd or PutRevoke), or when the client is gone and the node of each place has
+answered WriterGone. Time alone only gives the key back.
+
+A PutStart whose answer was lost is not to be sent again on another connection: the client cannot
+know the generation, and granting a second put of the key to the same peer would be wrong where
+two threads of it put the same key. The connection's loss ends the session (PeerGone), which gives
+the key back at once; until then the key answers -705, as for any other put in progress.
+"""
+
+from __future__ import annotations
+
+from moonpool.core import codes
+from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
+from moonpool.core.messages import (
+    BATCH_ITEMS_MAX,
+    Codes,
+    Failed,
+    FenceWriter,
+    Grant,
+    Located,
+    PutEnd,
+    PutItem,
+    PutRevoke,
+    PutStart,
+    PutStarted,
+    Slot,
+)
+from moonpool.core.room import make_room
+from moonpool.core.segments import Placement, Put
+from moonpool.core.state import State
+
+_INVALID = Grant(codes.INVALID)
+_EXISTS = Grant(codes.EXISTS)
+_QUEUE_SLACK = 4096
+
+
+def put_start(state: State, request: PutStart, peer: str) -> PutStarted | Failed:
+    """Grant space for objects, item by item."""
+    if len(request.items) > BATCH_ITEMS_MAX:
+        return Failed(codes.INVALID, f"{len(request.items)} items; {BATCH_ITEMS_MAX} are allowed")
+    if not peer:
+        return Failed(codes.ILLEGAL_CLIENT, "a put needs a named session")
+    if not 1 <= request.replicas <= state.config.replicas_max:
+        allowed = state.config.replicas_max
+        return Failed(codes.INVALID, f"{request.replicas} replicas; 1 to {allowed} are allowed")
+    state.expire_leases()
+    state.expire_puts()
+    starter = _Starter(state, request, peer)
+    return PutStarted([starter.start(item) for item in request.items])
+
+
+class _Starter:
+    """Grants the items of one PutStart."""
+
+    def __init__(self, state: State, request: PutStart, peer: str) -> None:
+        self.state = state
+        self.request = request
+        self.peer = peer
+        self.placement = Placement(state.segments.ready(), request.preferred)
+        # Where no room could be made for one item, none is looked for again for a larger one.
+        self.hopeless = U64_MAX
+
+    def start(self, item: PutItem) -> Grant:
+        state = self.state
+        key, size, parent = item.key, item.size, item.parent
+        if not is_packed(key) or not 0 < size <= SIZE_MAX:
+            return _INVALID
+        if parent and (parent == key or not is_packed(parent)):
+            return _INVALID
+        if key in state.in_progress or state.index.find(key) is not None:
+            state.counters["put_exists"] += 1
+            return _EXISTS
+        above = state.index.find(parent) if parent else None
+        if above is not None:
+            state.uses += 1
+            above.used = state.uses
+            above.used_at = state.now
+        return self.grant(item, space_needed(key, size))
+
+    def grant(self, item: PutItem, needed: int) -> Grant:
+        state = self.state
+        if state.pending_bytes.get(self.peer, 0) + needed > state.config.pending_bytes_max:
+            return self.refuse(wait=True)
+        capacity, slots = self.placement.take(needed, self.request.replicas)
+        if not slots:
+            if not self.placement.fits(needed):
+                return self.refuse_size()
+            made = None
+            if needed < self.hopeless:
+                made = make_room(state, self.placement.segments, needed)
+            if made is None:
+                self.hopeless = min(self.hopeless, needed)
+                return self.refuse(wait=self.can_wait())
+            capacity, slots = made[0].space.capacity_of(needed), [made[1]]
+        return self.begin(item, capacity, slots)
+
+    def begin(self, item: PutItem, capacity: int, slots: list[Slot]) -> Grant:
+        state = self.state
+        state.generation += 1
+        generation = state.generation
+        put = Put(
+            generation,
+            item.key,
+            item.size,
+            item.parent,
+            self.peer,
+            capacity,
+            state.now,
+            self.request.pinned,
+            slots,
+        )
+        for slot in slots:
+            state.segments.by_handle[slot.segment].owners[slot.offset] = put
+        add_put(state, put)
+        state.in_progress[put.key] = put
+        state.put_queue.append(put)
+        return Grant(codes.OK, generation, capacity, slots)
+
+    def refuse_size(self) -> Grant:
+        if not self.placement.segments:
+            return self.refuse(wait=self.can_wait())
+        self.state.counters["put_refused"] += 1
+        return _INVALID
+
+    def refuse(self, *, wait: bool) -> Grant:
+        state = self.state
+        state.counters["put_retry" if wait else "put_refused"] += 1
+        return Grant(codes.NO_SPACE, retry_after_s=state.config.retry_after_s if wait else 0.0)
+
+    def can_wait(self) -> bool:
+        """Tell whether space may become free without anybody removing objects."""
+        state = self.state
+        return bool(
+            state.leases.count
+            or state.puts
+            or len(self.placement.segments) < len(state.segments.by_handle)
+        )
+
+
+def add_put(state: State, put: Put) -> None:
+    """Take note of a put and of the space its client ties up."""
+    state.puts[put.generation] = put
+    pending = state.pending_bytes
+    pending[put.client] = pending.get(put.client, 0) + put.capacity
+    if len(state.put_queue) > _QUEUE_SLACK + 2 * len(state.puts):
+        alive = [each for each in state.put_queue if not each.resolved]
+        state.put_queue.clear()
+        state.put_queue.extend(alive)
+
+
+def put_end(state: State, request: PutEnd, peer: str) -> Codes | Failed:
+    """Make objects readable."""
+    generations, checksums = request.generations, request.checksums
+    if len(generations) != len(checksums):
+        text = f"{len(generations)} generations, but {len(checksums)} checksums"
+        return Failed(codes.INVALID, text)
+    if len(generations) > BATCH_ITEMS_MAX:
+        return Failed(codes.INVALID, f"{len(generations)} items; {BATCH_ITEMS_MAX} are allowed")
+    ended = [
+        _end(state, generation, checksum, peer)
+        for generation, checksum in zip(generations, checksums, strict=True)
+    ]
+    return Codes(ended)
+
+
+def _end(state: State, generation: int, checksum: int, peer: str) -> int:
+    put = state.puts.get(generation)
+    if put is None:
+        return codes.OK if state.was_ended(generation, peer) else codes.INVALID_WRITE
+    if put.client != peer and put.client:
+        return codes.ILLEGAL_CLIENT
+    if not 0 <= checksum <= U64_MAX:
+        return codes.INVALID
+    if put.discarded:
+        state.counters["put_late"] += 1
+        _give_up(state, put)
+        return codes.INVALID_WRITE
+    if state.index.find(put.key) is not None:
+        # A node came back with the object meanwhile.
+        state.counters["put_exists"] += 1
+        _give_up(state, put)
+        return codes.EXISTS
+    slots, put.slots = put.slots, []
+    state.resolve_put(put)
+    state.remember_end(put)
+    where = Located(put.size, checksum, generation, slots)
+    state.add_object(put.key, put.parent, where, put.capacity, pinned=put.pinned)
+    state.counters["puts"] += 1
+    state.counters["put_bytes"] += put.size
+    return codes.OK
+
+
+def _give_up(state: State, put: Put) -> None:
+    """Free a put's places; its client has ended it. The nodes forget what it sealed there."""
+    for slot in put.slots + put.held:
+        state.drop_slot(slot, put.generation)
+    state.resolve_put(put)
+
+
+def put_revoke(state: State, request: PutRevoke, peer: str) -> Codes | Failed:
+    """Give puts up; their clients will not write any more."""
+    if len(request.generations) > BATCH_ITEMS_MAX:
+        return Failed(codes.INVALID, f"over {BATCH_ITEMS_MAX} items")
+    revoked: list[int] = []
+    for generation in request.generations:
+        put = state.puts.get(generation)
+        if put is None:
+            code = codes.INVALID_WRITE
+        elif put.client != peer and put.client:
+            code = codes.ILLEGAL_CLIENT
+        else:
+            state.counters["put_revoked"] += 1
+            _give_up(state, put)
+            code = codes.OK
+        revoked.append(code)
+    return Codes(revoked)
+
+
+def client_gone(state: State, client: str) -> None:
+    """A client's session is over: its puts are orphans until the nodes say it cannot write."""
+    nodes: dict[str, None] = {}
+    for put in [each for each in state.puts.values() if each.client == client]:
+        state.discard_put(put)
+        put.orphaned = True
+        for slot in put.held:
+            nodes[state.segments.by_handle[slot.segment].peer] = None
+        if not put.held and not put.absent:
+            state.resolve_put(put)
+    for node in nodes:
+        state.push(node, FenceWriter(client, state.generation))
+
+
+def writer_gone(state: State, client: str, generation: int, node: str) -> None:
+    """A node says that a client cannot write into its segments any more."""
+    handles = {each.handle for each in state.segments.of_peer(node)}
+    for put in list(state.puts.values()):
+        if put.client != client or not put.orphaned or (generation and put.generation > generation):
+            continue
+        for slot in [each for each in put.held if each.segment in handles]:
+            put.held.remove(slot)
+            state.segments.by_handle[slot.segment].release(slot)
+            state.drop_slot(slot, put.generation)
+        if not put.held and not put.absent:
+            state.resolve_put(put)

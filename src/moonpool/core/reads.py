@@ -1,0 +1,161 @@
+"""Lookups, which change nothing, and the verbs that locate and lease."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from itertools import takewhile
+from operator import itemgetter
+
+from moonpool.core import codes
+from moonpool.core.checks import is_packed
+from moonpool.core.index import Object
+from moonpool.core.keys import KEY_BYTES_MAX
+from moonpool.core.messages import (
+    BATCH_ITEMS_MAX,
+    MATCH_DIGESTS_MAX,
+    Existing,
+    Exists,
+    Failed,
+    Get,
+    Got,
+    Hold,
+    Located,
+    Match,
+    Matched,
+    MatchKeys,
+    Release,
+)
+from moonpool.core.state import State
+
+_MISSING = Located(code=codes.NOT_FOUND)
+_NOT_READY = Located(code=codes.NOT_READY)
+_INVALID = Located(code=codes.INVALID)
+_U64_MAX = (1 << 64) - 1
+
+
+def match(state: State, request: Match, _peer: str) -> Matched | Failed:
+    """Return how many leading blocks are there."""
+    width, stride, digests = request.digest_bytes, request.stride, request.digests
+    if not 1 <= width <= KEY_BYTES_MAX or len(digests) % width:
+        return Failed(codes.INVALID, f"{len(digests)} bytes of digests of {width} bytes each")
+    total = len(digests) // width
+    if total > MATCH_DIGESTS_MAX or stride < 1:
+        text = f"{total} digests, stride {stride}: {MATCH_DIGESTS_MAX} and at least 1 are allowed"
+        return Failed(codes.INVALID, text)
+    known = state.index.spaces.get(request.namespace)
+    count = 0 if known is None else _prefix(known, digests, width, stride)
+    counters = state.counters
+    counters["matches"] += 1
+    counters["match_blocks"] += total
+    counters["match_hit_blocks"] += count
+    return Matched(count)
+
+
+def _prefix(known: dict[bytes, Object], digests: bytes, width: int, stride: int) -> int:
+    if stride == 1:
+        names = map(itemgetter(0), struct.iter_unpack(f"{width}s", digests))
+        return _count(known, names)
+    total = len(digests) // width
+    ends = range(stride - 1, total, stride)
+    full = stride * _count(known, (digests[i * width : i * width + width] for i in ends))
+    for last in range(min(full + stride - 1, total) - 1, full - 1, -1):
+        if digests[last * width : (last + 1) * width] in known:
+            return last + 1
+    return full
+
+
+def _count(known: dict[bytes, Object], names: Iterable[bytes]) -> int:
+    return len(list(takewhile(known.__contains__, names)))
+
+
+def match_keys(state: State, request: MatchKeys, _peer: str) -> Matched | Failed:
+    """Return how many leading keys are there."""
+    if len(request.keys) > BATCH_ITEMS_MAX:
+        return _too_many(request.keys)
+    count = 0
+    for key in request.keys:
+        if state.index.find(key) is None:
+            break
+        count += 1
+    state.counters["matches"] += 1
+    state.counters["match_blocks"] += len(request.keys)
+    state.counters["match_hit_blocks"] += count
+    return Matched(count)
+
+
+def exists(state: State, request: Exists, _peer: str) -> Existing | Failed:
+    """Return which keys are there."""
+    if len(request.keys) > BATCH_ITEMS_MAX:
+        return _too_many(request.keys)
+    find = state.index.find
+    return Existing(bytes([find(key) is not None for key in request.keys]))
+
+
+def get(state: State, request: Get, peer: str) -> Got | Failed:
+    """Locate objects and lease those found."""
+    if len(request.keys) > BATCH_ITEMS_MAX:
+        return _too_many(request.keys)
+    find = state.index.find
+    known = [find(key) for key in request.keys]
+    failed = _lease(state, request, peer, [each for each in known if each is not None])
+    if failed is not None:
+        return failed
+    objects = [
+        _why_not(state, request.keys[i]) if each is None else each.where
+        for i, each in enumerate(known)
+    ]
+    misses = known.count(None)
+    state.counters["gets"] += len(known)
+    state.counters["get_hits"] += len(known) - misses
+    state.counters["get_misses"] += misses
+    return Got(objects)
+
+
+def hold(state: State, request: Hold, peer: str) -> Matched | Failed:
+    """Lease the leading keys that are there; return how many."""
+    if len(request.keys) > BATCH_ITEMS_MAX:
+        return _too_many(request.keys)
+    known: list[Object] = []
+    for key in request.keys:
+        each = state.index.find(key)
+        if each is None:
+            break
+        known.append(each)
+    return _lease(state, request, peer, known) or Matched(len(known))
+
+
+def release(state: State, request: Release, peer: str) -> None:
+    """End leases."""
+    for number in request.leases[:BATCH_ITEMS_MAX]:
+        state.offer(state.leases.release(peer, number))
+
+
+def _lease(state: State, request: Get | Hold, peer: str, known: list[Object]) -> Failed | None:
+    """Lease and touch objects. A lease of 0 seconds is none."""
+    lease_s = request.lease_s
+    if not math.isfinite(lease_s) or lease_s < 0 or not 0 <= request.lease <= _U64_MAX:
+        return Failed(codes.INVALID, f"lease {request.lease} of {lease_s} s")
+    state.expire_leases()
+    if lease_s and known:
+        if not state.leases.has_room(peer, request.lease, len(known)):
+            return Failed(codes.INVALID, "too many leases, or too many objects in them")
+        expires = state.now + min(lease_s, state.config.lease_s_max)
+        state.leases.take(peer, request.lease, known, expires)
+    state.uses += 1
+    uses, now = state.uses, state.now
+    for each in known:
+        each.used = uses
+        each.used_at = now
+    return None
+
+
+def _why_not(state: State, key: bytes) -> Located:
+    if key in state.in_progress:
+        return _NOT_READY
+    return _MISSING if is_packed(key) else _INVALID
+
+
+def _too_many(keys: list[bytes]) -> Failed:
+    return Failed(codes.INVALID, f"{len(keys)} keys; {BATCH_ITEMS_MAX} are allowed")

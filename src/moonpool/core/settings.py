@@ -1,0 +1,48 @@
+"""What can be set about the master's state machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from moonpool.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class MasterConfig:
+    """Limits and times; sizes are bytes, times seconds."""
+
+    watermark_high: float = 0.95
+    """Fill ratio above which Tick evicts."""
+    watermark_low: float = 0.90
+    """Fill ratio down to which Tick evicts."""
+    put_timeout_s: float = 30.0
+    """A put not ended by then is discarded; its key may be put again."""
+    retry_after_s: float = 0.05
+    """What a put that must wait for space is told."""
+    lease_s_max: float = 600.0
+    """Longer leases are cut to this."""
+    leases_per_peer_max: int = 65_536
+    lease_objects_per_peer_max: int = 1 << 20
+    pending_bytes_max: int = 1 << 40
+    """Space that one client may have in puts not yet ended."""
+    replicas_max: int = 8
+    evictions_per_tick_max: int = 1024
+    """Bounds how long one Tick keeps other requests waiting."""
+    recent_ends_max: int = 65_536
+    """Ended puts remembered, so that a repeated PutEnd is answered like the first."""
+    absent_claims_max: int = 65_536
+    """Slots remembered that unfinished puts hold on nodes that are away."""
+    list_scan_max: int = 65_536
+    """Objects looked at for one page of List."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value) or value <= 0:
+                raise ConfigError(f"{field.name} = {value}: must be above 0")
+        if not self.watermark_low <= self.watermark_high <= 1:
+            raise ConfigError(
+                f"watermark_low = {self.watermark_low}, watermark_high = {self.watermark_high}: "
+                "must be in order, and at most 1"
+            )

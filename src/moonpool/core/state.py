@@ -1,0 +1,175 @@
+"""The master's state, and the few steps that all verbs share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from typing import Final
+
+from moonpool.core.eviction import Leaves
+from moonpool.core.index import Index, Object
+from moonpool.core.lease import LeaseBook
+from moonpool.core.messages import DropSlots, Located, Push, Slot
+from moonpool.core.segments import Put, Segments
+from moonpool.core.settings import MasterConfig
+
+EPOCH_MAX: Final = (1 << 31) - 1
+GENERATION_MAX: Final = (1 << 63) - 1
+"""The highest generation that a segment may bring along."""
+
+
+class State:
+    """Everything the master knows. ``now`` never goes back; ``uses`` counts uses of objects."""
+
+    def __init__(self, config: MasterConfig, epoch: int) -> None:
+        if not 0 <= epoch <= EPOCH_MAX:
+            raise ValueError(f"epoch {epoch}: must be 0 to {EPOCH_MAX}")
+        self.config = config
+        self.epoch = epoch
+        self.now = 0.0
+        self._clock: float | None = None
+        self.uses = 0
+        self.serial = 0
+        self.generation = epoch << 32
+        self.segments = Segments()
+        self.index = Index()
+        self.leaves = Leaves()
+        self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
+        self.puts: dict[int, Put] = {}
+        self.in_progress: dict[bytes, Put] = {}
+        self.put_queue: deque[Put] = deque()
+        self.pending_bytes: dict[str, int] = {}
+        # Ended puts and their clients, in two halves: the older one is dropped as a whole.
+        self.ended: dict[int, str] = {}
+        self.ended_before: dict[int, str] = {}
+        # By segment name: the places that unfinished puts have on segments that are away.
+        self.absent: dict[tuple[str, str], dict[int, Slot]] = {}
+        self.absent_shapes: dict[tuple[str, str], tuple[int, int]] = {}
+        self.counters: Counter[str] = Counter()
+        self._pushes: list[tuple[str, Push]] = []
+        self._drops: dict[int, tuple[list[int], list[int]]] = {}
+
+    def advance(self, clock: float) -> None:
+        """Take note of the caller's clock. A step back counts as no time at all."""
+        if not math.isfinite(clock):
+            return
+        if self._clock is not None and clock > self._clock:
+            self.now += clock - self._clock
+        self._clock = clock
+
+    def push(self, peer: str, message: Push) -> None:
+        """Send something to a node with the present answer."""
+        self._pushes.append((peer, message))
+
+    def drop_slot(self, slot: Slot, generation: int) -> None:
+        """Have a node forget a table entry, so that no later crash brings its object back."""
+        indexes, generations = self._drops.setdefault(slot.segment, ([], []))
+        indexes.append(slot.index)
+        generations.append(generation)
+
+    def take_pushes(self) -> list[tuple[str, Push]]:
+        """Return what is to be sent, once."""
+        if not self._pushes and not self._drops:
+            return []
+        pushes, self._pushes = self._pushes, []
+        for handle, (indexes, generations) in self._drops.items():
+            segment = self.segments.by_handle.get(handle)
+            if segment is not None:
+                pushes.append((segment.peer, DropSlots(handle, indexes, generations)))
+        self._drops.clear()
+        return pushes
+
+    # --- objects --------------------------------------------------------------------------------
+
+    def add_object(
+        self, key: bytes, parent: bytes, where: Located, capacity: int, *, pinned: bool
+    ) -> Object:
+        """Make an object readable; the caller sets the owner of its places."""
+        self.serial += 1
+        self.uses += 1
+        added = Object(
+            key, parent, where, capacity, self.serial, self.uses, self.now, self.now, pinned
+        )
+        self.index.add(added)
+        for slot in where.slots:
+            self.segments.by_handle[slot.segment].owners[slot.offset] = added
+        self.leaves.offer(added, self.index.count)
+        return added
+
+    def remove_object(self, removed: Object) -> None:
+        """Forget an object and free its places. Nodes are not told."""
+        parent = self.index.remove(removed)
+        by_handle = self.segments.by_handle
+        for slot in removed.where.slots:
+            by_handle[slot.segment].release(slot)
+        if parent is not None and not parent.children:
+            self.leaves.offer(parent, self.index.count)
+
+    def offer(self, freed: list[Object]) -> None:
+        """Let objects that nobody leases any more be evicted."""
+        for each in freed:
+            self.leaves.offer(each, self.index.count)
+
+    def expire_leases(self) -> None:
+        """End the leases whose time is over."""
+        count, freed = self.leases.expire(self.now)
+        if count:
+            self.counters["leases_expired"] += count
+            self.offer(freed)
+
+    # --- puts -----------------------------------------------------------------------------------
+
+    def discard_put(self, put: Put) -> None:
+        """Give its key back. Its slots stay reserved: its client may still be writing."""
+        if put.discarded:
+            return
+        put.discarded = True
+        put.held = put.held + put.slots
+        put.slots = []
+        del self.in_progress[put.key]
+        self.counters["put_discarded"] += 1
+
+    def resolve_put(self, put: Put) -> None:
+        """Forget a put. The places it still has are free: nobody writes there any more."""
+        put.resolved = True
+        del self.puts[put.generation]
+        if not put.discarded:
+            del self.in_progress[put.key]
+        rest = self.pending_bytes[put.client] - put.capacity
+        if rest:
+            self.pending_bytes[put.client] = rest
+        else:
+            del self.pending_bytes[put.client]
+        if put.held or put.slots:
+            for slot in put.held + put.slots:
+                self.segments.by_handle[slot.segment].release(slot)
+            put.held = put.slots = []
+        if put.absent:
+            self._forget_absent(put)
+
+    def _forget_absent(self, put: Put) -> None:
+        for name, places in list(self.absent.items()):
+            places.pop(put.generation, None)
+            if not places:
+                del self.absent[name], self.absent_shapes[name]
+        put.absent = 0
+
+    def expire_puts(self) -> None:
+        """Discard the puts that took too long."""
+        queue = self.put_queue
+        oldest = self.now - self.config.put_timeout_s
+        while queue and (queue[0].resolved or queue[0].discarded or queue[0].started <= oldest):
+            put = queue.popleft()
+            if not put.resolved:
+                self.discard_put(put)
+
+    def remember_end(self, put: Put) -> None:
+        """Remember that a put was ended, for a client that asks again."""
+        if len(self.ended) >= self.config.recent_ends_max:
+            self.ended_before, self.ended = self.ended, {}
+        self.ended[put.generation] = put.client
+
+    def was_ended(self, generation: int, client: str) -> bool:
+        """Tell whether this client ended this put not long ago."""
+        found = self.ended.get(generation) or self.ended_before.get(generation)
+        return found is not None and found == client
