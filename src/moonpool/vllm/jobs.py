@@ -1,0 +1,72 @@
+"""Loads and saves as data. Block positions are counts from the start of a request's prefix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moonpool.vllm.objects import I32
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """Objects to load for a request that waits.
+
+    names: n packed digests; starts, ends: (n,) blocks; block_ids: (ends[-1] - starts[0],) the
+    engine's blocks from the first object's start; blocks before ``first_block`` are the engine's
+    already and must not be written. No objects: a load that cannot be done, all blocks fail.
+    """
+
+    request_id: str
+    generation: int
+    namespace: bytes
+    names: bytes
+    starts: I32
+    ends: I32
+    block_ids: I32
+    first_block: int
+
+    @property
+    def first_position(self) -> int:
+        """Position of ``block_ids[0]``."""
+        return int(self.starts[0]) if len(self.starts) else self.first_block
+
+    def ids_from(self, position: int) -> list[int]:
+        """Return the engine's blocks from a position on, those of the engine's own hit left out."""
+        start = max(position, self.first_block) - self.first_position
+        return [int(block) for block in self.block_ids[start:]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """How a load ended: blocks before ``good_blocks`` hold the right bytes.
+
+    codes: (code, digest) of the objects that failed.
+    """
+
+    request_id: str
+    generation: int
+    good_blocks: int
+    failed: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveJob:
+    """Objects to save; their blocks stay pinned until SaveDone.
+
+    names, parents: n packed digests; counts: (n,) blocks of each; block_ids: (sum of counts,).
+    """
+
+    job_id: int
+    namespace: bytes
+    names: bytes
+    parents: bytes
+    counts: I32
+    block_ids: I32
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDone:
+    """How a save ended: one code for each object, 0 or negative."""
+
+    job_id: int
+    codes: tuple[int, ...]

@@ -1,0 +1,230 @@
+"""Hits and loads: how much of a request's prefix the pool can bring, and the job that brings it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from moonpool.core.keys import Key
+from moonpool.errors import (
+    ChecksumError,
+    LeaseExpiredError,
+    MoonpoolError,
+    NotFoundError,
+    TransferError,
+)
+from moonpool.vllm import objects
+from moonpool.vllm.courier import Courier
+from moonpool.vllm.jobs import LoadDone, LoadJob
+from moonpool.vllm.leases import Leases
+from moonpool.vllm.link import Clock, Link
+from moonpool.vllm.lookups import Lookup, Lookups
+from moonpool.vllm.memory import Failed, Known
+from moonpool.vllm.stats import Tally
+from moonpool.vllm.tracker import Tracker
+
+REFRESH_AFTER_S = 2.0
+"""An answer older than this is asked for again before it is used."""
+LEASE_MARGIN_S = 5.0
+_BAD_OBJECT = frozenset(
+    cls.code
+    for cls in (NotFoundError, ChecksumError, LeaseExpiredError, TransferError, MoonpoolError)
+)
+"""Codes that speak of the object itself, not of the way to it."""
+
+
+class LoadPlanner:
+    """Turns the pool's answers into offers to vLLM and offers into jobs."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        stride: int,
+        min_load_tokens: int,
+        wait_s: float,
+        timeout_s: float,
+        namespace: Callable[[], bytes],
+        known: Known,
+        failed: Failed,
+        courier: Courier,
+        link: Link,
+        tally: Tally,
+        clock: Clock,
+    ) -> None:
+        """stride: blocks in an object; wait_s: longest wait for answers in a step."""
+        self._block_size, self._stride = block_size, stride
+        self._min_gain = max(min_load_tokens, block_size)
+        self._namespace, self._known, self._failed = namespace, known, failed
+        self._courier, self._link, self._tally, self._clock = courier, link, tally, clock
+        self._lookups = Lookups(courier, link, namespace, stride, wait_s, tally, clock)
+        self._leases = Leases(courier, link, timeout_s + LEASE_MARGIN_S)
+        self._generations = itertools.count(1)
+        self._loading: dict[int, list[Key]] = {}
+        self._new: list[LoadJob] = []
+
+    @property
+    def loading(self) -> int:
+        """Loads in progress."""
+        return len(self._loading)
+
+    def is_loading(self, tracker: Tracker) -> bool:
+        """Whether the request's blocks are still being written."""
+        return tracker.generation in self._loading
+
+    def new_step(self) -> None:
+        """Give the next step its full time to wait for answers."""
+        self._lookups.new_step()
+
+    def take(self) -> list[LoadJob]:
+        """Return the loads that begin in this step."""
+        jobs, self._new = self._new, []
+        return jobs
+
+    def ask(self, tracker: Tracker) -> Lookup | None:
+        """Send a lookup on its way if the request is worth one."""
+        request = tracker.request
+        long_enough = len(request.block_hashes) * self._block_size >= self._min_gain
+        if not long_enough or request.skip_reading_prefix_cache:
+            return None
+        lookup = self._lookups.ask(request.block_hashes, request.num_preemptions)
+        tracker.lookup = lookup or tracker.lookup
+        return lookup
+
+    def matched(self, tracker: Tracker, local_tokens: int) -> int:
+        """Return how many tokens past the engine's own hit a load can bring; 0 if none.
+
+        local_tokens: the engine's own hit, whole blocks. May be called any number of times.
+        """
+        tracker.local_tokens, tracker.offered_blocks = local_tokens, 0
+        if tracker.request.skip_reading_prefix_cache:
+            return 0
+        usable = self._usable(tracker, self._count(tracker))
+        gain = usable * self._block_size - local_tokens
+        if gain < self._min_gain:
+            self._tally.count("short_hits", int(gain > 0))
+            return 0
+        tracker.offered_blocks = usable
+        return gain
+
+    def plan(self, tracker: Tracker, block_ids: Sequence[int], external_tokens: int) -> None:
+        """Make the job that loads ``external_tokens`` past the engine's own hit."""
+        first = tracker.local_tokens // self._block_size
+        last = first + external_tokens // self._block_size
+        generation = tracker.generation = next(self._generations)
+        job = self._job(tracker, block_ids, first, last)
+        self._new.append(job)
+        keys = self._loading[generation] = objects.keys_of(job.namespace, job.names)
+        if keys:
+            self._leases.take(generation, keys)
+        self._tally.count("hit_tokens", external_tokens)
+
+    def ended(self, done: LoadDone, trackers: dict[str, Tracker]) -> None:
+        """Note how a load ended; one that failed is not offered to the request again."""
+        keys = self._loading.pop(done.generation, None)
+        if keys is None:
+            return
+        self._leases.give_back(done.generation)
+        for code, digest in done.failed:
+            if code in _BAD_OBJECT:
+                self._failed.add(digest, self._clock())
+                self._known.forget((digest,))
+        corrupt = {digest for code, digest in done.failed if code == ChecksumError.code}
+        if corrupt:
+            self._remove([key for key in keys if key[-len(next(iter(corrupt))) :] in corrupt])
+        tracker = trackers.get(done.request_id)
+        if tracker is None or tracker.generation != done.generation:
+            return
+        tracker.generation = 0
+        if done.good_blocks < tracker.offered_blocks or done.failed or not keys:
+            tracker.cap = done.good_blocks
+            tracker.lost(done.good_blocks, self._stride)
+
+    def learn(self, tracker: Tracker, lookup: Lookup) -> int:
+        """Note what an answer says is there and what is not; return the blocks there."""
+        count = lookup.count
+        if count is None or lookup.learned:
+            return count or 0
+        lookup.learned = True
+        tracker.found(count, self._stride)
+        # What we believed to be in the pool and is not must be saved again.
+        hashes = tracker.request.block_hashes
+        first = objects.floor(count, self._stride) + self._stride
+        self._known.forget(
+            objects.digest_of(hashes[end - 1])
+            for end in range(first, len(hashes) + 1, self._stride)
+        )
+        return count
+
+    def close(self) -> None:
+        """Give all leases back."""
+        self._leases.close()
+
+    def _count(self, tracker: Tracker) -> int:
+        """Return how many leading blocks the pool holds, as far as the answer is there."""
+        lookup = tracker.lookup
+        if lookup is None or self._stale(lookup, tracker):
+            lookup = self.ask(tracker)
+        if lookup is None:
+            return 0
+        if not lookup.done:
+            began = self._clock()
+            settled = self._lookups.settle(lookup)
+            self._tally.observe("wait_seconds", self._clock() - began)
+            if not settled:
+                self._tally.count("lookups_late")
+                return 0
+        return self.learn(tracker, lookup)
+
+    def _stale(self, lookup: Lookup, tracker: Tracker) -> bool:
+        """Whether the answer belongs to another life of the request, or is old."""
+        if lookup.preemptions != tracker.request.num_preemptions:
+            return True
+        return lookup.done and self._clock() - lookup.asked_at > REFRESH_AFTER_S
+
+    def _usable(self, tracker: Tracker, count: int) -> int:
+        """Return the blocks of a hit that are not known to fail."""
+        hashes, now = tracker.request.block_hashes, self._clock()
+        count = min(count, len(hashes))
+        if tracker.cap is not None and count > tracker.cap:
+            count = objects.floor(tracker.cap, self._stride)
+        if len(self._failed):
+            for end in objects.ends_between(0, count, self._stride).tolist():
+                if self._failed.has(objects.digest_of(hashes[end - 1]), now):
+                    return objects.floor(end - 1, self._stride)
+        return count
+
+    def _job(self, tracker: Tracker, block_ids: Sequence[int], first: int, last: int) -> LoadJob:
+        """Return the job that fills blocks [first, last) of the request."""
+        request, ends = tracker.request, np.empty(0, np.int32)
+        if first < last <= min(tracker.offered_blocks, len(block_ids)):
+            ends = objects.ends_between(first, last, self._stride)
+        # Otherwise the request waits all the same: for a load of nothing, which fails at once.
+        starts = objects.starts_of(ends, self._stride)
+        begin = int(starts[0]) if len(starts) else first
+        return LoadJob(
+            request.request_id,
+            tracker.generation,
+            self._namespace(),
+            objects.names_at(request.block_hashes, ends),
+            starts,
+            ends,
+            np.array(block_ids[begin:last], np.int32),
+            first,
+        )
+
+    def _remove(self, keys: list[Key]) -> None:
+        """Take objects whose bytes are wrong out of the pool, or nobody could ever replace them."""
+        self._tally.count("corrupt_objects", len(keys))
+
+        def errand() -> None:
+            pool = self._link.get()
+            if pool is not None:
+                try:
+                    pool.remove_batch(keys)
+                except (MoonpoolError, OSError) as error:
+                    self._link.failed(error)
+
+        self._courier.submit(errand)

@@ -1,0 +1,209 @@
+"""The worker's loads: threads that bring objects into the engine's blocks, front first.
+
+Every job ends exactly once. A job whose deadline passed, or of which an object failed, ends with
+the blocks from the first object that failed reported for recomputing. It ends only when no thread
+works on it any more: nothing may write into a block that the engine thinks is its own again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moonpool.core.keys import DIGEST_BYTES
+from moonpool.errors import DeadlineError, MasterUnreachableError, MoonpoolError
+from moonpool.transport.base import I64, Pieces
+from moonpool.vllm import objects
+from moonpool.vllm.jobs import LoadDone, LoadJob
+from moonpool.vllm.layout import RegionTable
+from moonpool.vllm.link import Clock, Link
+from moonpool.vllm.log import logger
+from moonpool.vllm.stats import Tally
+
+CHUNK_BYTES = 8 << 20
+LATE = DeadlineError.code
+
+
+@dataclass(slots=True)
+class _Load:
+    """A job in progress. Objects [0, claimed) are taken by threads; ``working`` of them now."""
+
+    job: LoadJob
+    began: float
+    deadline: float
+    claimed: int = 0
+    working: int = 0
+    first_bad: int = 1 << 30
+    codes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.job.ends)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left that is worth fetching."""
+        return self.claimed >= min(self.count, self.first_bad)
+
+
+class Loader:
+    """Loads jobs with some threads. ``submit`` and ``take_ended`` are called by the engine."""
+
+    def __init__(
+        self,
+        table: RegionTable,
+        link: Link,
+        scratch: Callable[[], int],
+        *,
+        threads: int,
+        timeout_s: float,
+        tally: Tally,
+        clock: Clock,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """scratch: called once by each thread; the address of registered memory of its own, large
+        enough for an object, where blocks go that the engine has already."""
+        self._table, self._link, self._scratch = table, link, scratch
+        self._timeout_s, self._tally, self._clock = timeout_s, tally, clock
+        self._chunk_bytes = chunk_bytes
+        self._work = threading.Condition()
+        self._queue: deque[_Load] = deque()
+        self._ended: list[tuple[_Load, LoadDone]] = []
+        self._newest = 0
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"moonpool-load-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: LoadJob) -> None:
+        """Begin a load; a job that was seen before is ignored."""
+        now = self._clock()
+        with self._work:
+            if job.generation <= self._newest:
+                return
+            self._newest = job.generation
+            load = _Load(job, now, now + self._timeout_s)
+            if load.count and not self._stopped:
+                self._queue.append(load)
+                self._work.notify_all()
+            else:
+                load.first_bad = 0
+                self._end(load)
+
+    def take_ended(self) -> tuple[list[LoadDone], set[str], set[int]]:
+        """Return what ended since the last call: results, request ids, blocks to recompute."""
+        with self._work:
+            ended, self._ended = self._ended, []
+        bad: set[int] = set()
+        for load, done in ended:
+            if load.first_bad < 1 << 30:
+                bad.update(load.job.ids_from(done.good_blocks))
+        if bad:
+            self._tally.count("recomputed_blocks", len(bad))
+        return [done for _, done in ended], {done.request_id for _, done in ended}, bad
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Take no more work and wait for the threads. Idempotent."""
+        with self._work:
+            self._stopped = True
+            while self._queue:
+                load = self._queue.popleft()
+                self._spoil(load, load.claimed, LATE)
+                if load.working == 0:
+                    self._end(load)
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _run(self) -> None:
+        scratch = 0
+        while True:
+            claim = self._claim()
+            if claim is None:
+                return
+            load, first, last = claim
+            codes: list[int] = [LATE] * (last - first)
+            try:
+                scratch = scratch or self._scratch()
+                codes = self._fetch(load, first, last, scratch)
+            except MoonpoolError as error:
+                codes = [error.code] * (last - first)
+                self._link.failed(error)
+            except Exception:  # noqa: BLE001 - a load must end, whatever happens
+                codes = [MoonpoolError.code] * (last - first)
+                logger.exception("moonpool: a load failed")
+            finally:
+                self._settle(load, first, codes)
+
+    def _claim(self) -> tuple[_Load, int, int] | None:
+        """Wait for objects to fetch and take a few that together are about a chunk."""
+        with self._work:
+            while not self._queue:
+                if self._stopped:
+                    return None
+                self._work.wait()
+            load = self._queue[0]
+            first = load.claimed
+            size = self._table.block_bytes * int(load.job.ends[first] - load.job.starts[first])
+            last = min(load.count, first + max(1, self._chunk_bytes // size))
+            load.claimed, load.working = last, load.working + 1
+            if load.exhausted:
+                self._queue.popleft()
+            return load, first, last
+
+    def _fetch(self, load: _Load, first: int, last: int, scratch: int) -> list[int]:
+        job, left_s = load.job, load.deadline - self._clock()
+        pool = self._link.get()
+        if pool is None or left_s <= 0:
+            return [MasterUnreachableError.code if pool is None else LATE] * (last - first)
+        names = job.names[first * DIGEST_BYTES : last * DIGEST_BYTES]
+        pieces = self._pieces(job, first, last, scratch)
+        codes = pool.get_pieces(objects.keys_of(job.namespace, names), pieces, timeout_s=left_s)
+        sizes = pieces.sizes()[codes == 0]
+        self._tally.count("load_bytes", int(sizes.sum()))
+        if len(sizes):
+            self._link.worked()
+        return [int(code) for code in codes]
+
+    def _pieces(self, job: LoadJob, first: int, last: int, scratch: int) -> Pieces:
+        begin, end = int(job.starts[first]), int(job.ends[last - 1])
+        at = job.first_position
+        starts: I64 = np.append(job.starts[first:last], job.ends[last - 1]).astype(np.int64) - begin
+        own = max(0, min(job.first_block, end) - begin)
+        return self._table.pieces(job.block_ids[begin - at : end - at], starts, own, scratch)
+
+    def _settle(self, load: _Load, first: int, codes: list[int]) -> None:
+        with self._work:
+            load.working -= 1
+            for at, code in enumerate(codes, first):
+                if code:
+                    self._spoil(load, at, code)
+            if load.exhausted:
+                if load in self._queue:
+                    self._queue.remove(load)
+                if load.working == 0:
+                    self._end(load)
+
+    def _spoil(self, load: _Load, at: int, code: int) -> None:
+        load.codes[at] = code
+        load.first_bad = min(load.first_bad, at)
+
+    def _end(self, load: _Load) -> None:
+        job, bad = load.job, load.first_bad < 1 << 30
+        good = int(job.ends[-1]) if load.count else job.first_block
+        if bad and load.count:
+            good = max(job.first_block, int(job.starts[load.first_bad]))
+        names = objects.split_names(job.names)
+        failed = tuple((code, names[at]) for at, code in sorted(load.codes.items()) if names)
+        self._ended.append((load, LoadDone(job.request_id, job.generation, good, failed)))
+        self._tally.count("loads")
+        self._tally.count("loads_failed", int(bad))
+        self._tally.count("load_objects_failed", len(failed))
+        self._tally.observe("load_seconds", self._clock() - load.began)

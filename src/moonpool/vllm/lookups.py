@@ -1,0 +1,104 @@
+"""Prefix lookups: asked when a request arrives, answered by the time it is scheduled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from moonpool.errors import MoonpoolError
+from moonpool.vllm.courier import Courier
+from moonpool.vllm.link import Clock, Link
+from moonpool.vllm.objects import pack_digests
+from moonpool.vllm.stats import Tally
+
+
+class Lookup:
+    """One question to the master: how many leading blocks are in the pool?"""
+
+    __slots__ = ("_answered", "asked_at", "count", "learned", "preemptions")
+
+    def __init__(self, asked_at: float, preemptions: int) -> None:
+        """``preemptions`` says at which life of its request it was asked."""
+        self._answered = threading.Event()
+        self.asked_at, self.preemptions = asked_at, preemptions
+        self.count: int | None = None
+        self.learned = False
+        """Whether the scheduler has taken note of the answer."""
+
+    def answer(self, count: int | None) -> None:
+        """Set the answer; None when there will be none."""
+        self.count = count
+        self._answered.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self._answered.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the answer, at most so long; return whether it is there."""
+        return self._answered.wait(timeout_s)
+
+
+class Lookups:
+    """Asks through the courier and bounds how long a step of the engine waits for answers."""
+
+    def __init__(
+        self,
+        courier: Courier,
+        link: Link,
+        namespace: Callable[[], bytes],
+        stride: int,
+        wait_s: float,
+        tally: Tally,
+        clock: Clock,
+    ) -> None:
+        """stride: blocks in an object; wait_s: longest wait in one step, over all requests."""
+        self._courier, self._link, self._namespace = courier, link, namespace
+        self._stride, self._wait_s, self._tally, self._clock = stride, wait_s, tally, clock
+        self._left_s = wait_s
+
+    def new_step(self) -> None:
+        """Give the next step its full time to wait."""
+        self._left_s = self._wait_s
+
+    def ask(self, block_hashes: Sequence[bytes], preemptions: int) -> Lookup | None:
+        """Send a lookup of these blocks on its way; None when the pool cannot be asked now."""
+        if self._link.get() is None:
+            self._tally.count("lookups_unavailable")
+            return None
+        lookup = Lookup(self._clock(), preemptions)
+        # The request's own list grows while it decodes; the courier needs it as it is now.
+        hashes, namespace = list(block_hashes), self._namespace()
+        if not self._courier.submit(lambda: self._fetch(lookup, namespace, hashes)):
+            self._tally.count("lookups_refused")
+            return None
+        self._tally.count("lookups")
+        return lookup
+
+    def settle(self, lookup: Lookup) -> bool:
+        """Wait for the answer as long as this step may; return whether it is there."""
+        if lookup.done:
+            return True
+        if self._left_s <= 0:
+            return False
+        began = self._clock()
+        done = lookup.wait(self._left_s)
+        self._left_s -= max(0.0, self._clock() - began)
+        return done
+
+    def _fetch(self, lookup: Lookup, namespace: bytes, hashes: list[bytes]) -> None:
+        count: int | None = None
+        pool = self._link.get()
+        try:
+            if pool is not None:
+                began = self._clock()
+                count = int(pool.match_digests(namespace, pack_digests(hashes), self._stride))
+                self._tally.observe("lookup_seconds", self._clock() - began)
+                self._link.worked()
+        except (MoonpoolError, OSError) as error:
+            self._tally.count("lookups_failed")
+            self._link.failed(error)
+        finally:
+            # Whatever happens, the scheduler must not wait for it any longer.
+            lookup.answer(None if count is None else min(max(count, 0), len(hashes)))

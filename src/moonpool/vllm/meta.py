@@ -1,0 +1,32 @@
+"""What the two sides of the connector tell each other in each step: small, pickled, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
+
+
+@dataclass(slots=True)
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Scheduler to worker: the jobs that begin in this step."""
+
+    loads: list[LoadJob] = field(default_factory=list)
+    saves: list[SaveJob] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Worker to scheduler: the jobs that ended since the last step."""
+
+    loads: list[LoadDone] = field(default_factory=list)
+    saves: list[SaveDone] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
+        """Join the results of two workers (one worker is all that is supported now)."""
+        return StepResults(self.loads + other.loads, self.saves + other.saves)

@@ -1,0 +1,186 @@
+"""Save jobs: what to save of a request now, within the bound on pinned blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moonpool.errors import AlreadyExistsError, MasterUnreachableError, NoSpaceError
+from moonpool.transport.base import I64
+from moonpool.vllm import objects
+from moonpool.vllm.jobs import SaveDone, SaveJob
+from moonpool.vllm.link import Clock, Link
+from moonpool.vllm.memory import Failed, Known
+from moonpool.vllm.objects import I32
+from moonpool.vllm.pins import PinBook
+from moonpool.vllm.stats import Tally
+from moonpool.vllm.tracker import NEVER, RETRIES_MAX, Tracker, next_save_at, unsaved
+
+REST_AFTER_FULL_S = 1.0
+OVERDUE_S = 30.0
+_REST_CODES = frozenset({NoSpaceError.code, MasterUnreachableError.code, -901})
+
+
+@dataclass(slots=True)
+class _Running:
+    request_id: str
+    ends: I32
+    names: bytes
+    until: float
+
+
+class SavePlanner:
+    """Makes save jobs, holds their blocks, and learns from how they end."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        stride: int,
+        decode: bool,
+        timeout_s: float,
+        pins: PinBook,
+        known: Known,
+        failed: Failed,
+        link: Link,
+        tally: Tally,
+        clock: Clock,
+    ) -> None:
+        """stride: blocks in an object; timeout_s: how long a worker tries to save a job."""
+        self._block_size, self._stride, self._decode = block_size, stride, decode
+        self._timeout_s, self._pins, self._known, self._failed = timeout_s, pins, known, failed
+        self._link, self._tally, self._clock = link, tally, clock
+        self._ids = itertools.count(1)
+        self._running: dict[int, _Running] = {}
+        self._rest_until = 0.0
+
+    def plan(
+        self, tracker: Tracker, computed: int, block_ids: Sequence[int], namespace: bytes, end: bool
+    ) -> SaveJob | None:
+        """Return the job for what is computed and not saved, or None; holds the job's blocks.
+
+        computed: tokens whose KV is in ``block_ids`` when the job begins.
+        """
+        if tracker.stale:
+            tracker.next_at = NEVER
+            return None
+        if self._clock() < self._rest_until or self._link.get() is None or not self._pins.bound:
+            self._put_off(tracker, computed, end)
+            return None
+        ends = unsaved(
+            tracker, computed, self._block_size, self._stride, decode=self._decode, end=end
+        )
+        if not len(ends):
+            self._set_next(tracker, computed)
+            return None
+        chosen, considered = self._choose(tracker, ends, block_ids)
+        self._advance(tracker, considered)
+        if considered < ends[-1]:
+            self._left_out(tracker, computed, int(ends[-1]) - considered, end)
+        else:
+            self._set_next(tracker, computed)
+        if not len(chosen):
+            return None
+        return self._make(tracker, chosen, block_ids, namespace)
+
+    def ended(self, done: SaveDone, trackers: dict[str, Tracker]) -> None:
+        """Give a job's blocks back and note what is in the pool now."""
+        self._pins.give_back(done.job_id)
+        job = self._running.pop(done.job_id, None)
+        if job is None:
+            return
+        codes = np.array(done.codes[: len(job.ends)], np.int64)
+        there = (codes == 0) | (codes == AlreadyExistsError.code)
+        names = objects.split_names(job.names)
+        self._known.add(name for name, ok in zip(names, there, strict=False) if ok)
+        self._failed.forget(
+            name for name, code in zip(names, codes.tolist(), strict=False) if code == 0
+        )
+        bad = np.flatnonzero(~there)
+        if len(bad):
+            self._tried_in_vain(job, int(bad[0]), codes, trackers.get(job.request_id))
+
+    def reset(self) -> None:
+        """Learn nothing from jobs that are under way: they save for another namespace."""
+        for job in self._running.values():
+            job.ends = job.ends[:0]
+
+    @property
+    def pending(self) -> bool:
+        """Whether jobs are in progress that end by themselves if the engine goes on stepping."""
+        now = self._clock()
+        return any(now < job.until for job in self._running.values())
+
+    def _choose(self, tracker: Tracker, ends: I32, block_ids: Sequence[int]) -> tuple[I32, int]:
+        """Return the objects to save now, and the block up to which all were looked at."""
+        room, chosen, considered = self._pins.room(), [], tracker.saved
+        hashes = tracker.request.block_hashes
+        for end, start in zip(
+            ends.tolist(), objects.starts_of(ends, self._stride).tolist(), strict=True
+        ):
+            # Block 0 is vLLM's null block: there is nothing behind it.
+            usable = end <= len(block_ids) and 0 not in block_ids[start:end]
+            if usable and objects.digest_of(hashes[end - 1]) not in self._known:
+                if end - start > room:
+                    break
+                room -= end - start
+                chosen.append(end)
+            considered = end
+        return np.array(chosen, np.int32), considered
+
+    def _advance(self, tracker: Tracker, considered: int) -> None:
+        tracker.saved = max(tracker.saved, objects.floor(considered, self._stride))
+        if considered % self._stride:
+            tracker.tail_end = max(tracker.tail_end, considered)
+
+    def _make(
+        self, tracker: Tracker, ends: I32, block_ids: Sequence[int], namespace: bytes
+    ) -> SaveJob:
+        hashes, stride = tracker.request.block_hashes, self._stride
+        starts = objects.starts_of(ends, stride)
+        ids = [
+            block
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+            for block in block_ids[start:end]
+        ]
+        job = SaveJob(
+            next(self._ids),
+            namespace,
+            objects.names_at(hashes, ends),
+            objects.parent_names_at(hashes, ends, stride),
+            ends - starts,
+            np.array(ids, np.int32),
+        )
+        self._pins.hold(job.job_id, ids)
+        until = self._clock() + self._timeout_s + OVERDUE_S
+        self._running[job.job_id] = _Running(tracker.request.request_id, ends, job.names, until)
+        return job
+
+    def _tried_in_vain(
+        self, job: _Running, first_bad: int, codes: I64, tracker: Tracker | None
+    ) -> None:
+        if _REST_CODES.intersection(codes.tolist()):
+            self._rest_until = self._clock() + REST_AFTER_FULL_S
+        if tracker is None or tracker.retries >= RETRIES_MAX:
+            return
+        # The request's blocks are still there: save again from the first gap on.
+        tracker.retries += 1
+        start = int(objects.starts_of(job.ends, self._stride)[first_bad])
+        tracker.lost(start, self._stride)
+
+    def _left_out(self, tracker: Tracker, computed: int, blocks: int, end: bool) -> None:
+        self._tally.count("save_blocks_dropped" if end else "save_blocks_deferred", blocks)
+        tracker.next_at = computed + self._block_size
+
+    def _put_off(self, tracker: Tracker, computed: int, end: bool) -> None:
+        tracker.next_at = computed + self._block_size
+        if end:
+            blocks = min(computed // self._block_size, len(tracker.request.block_hashes))
+            left = blocks - max(tracker.saved, tracker.tail_end)
+            self._tally.count("save_blocks_dropped", max(0, left))
+
+    def _set_next(self, tracker: Tracker, computed: int) -> None:
+        tracker.next_at = next_save_at(tracker, self._block_size, self._stride, decode=self._decode)

@@ -1,0 +1,174 @@
+"""The worker's saves: threads that put objects into the pool straight from the engine's blocks.
+
+The scheduler holds the blocks until the job is reported; every job is reported exactly once, with
+a code for each object, at the latest soon after its deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from moonpool.errors import (
+    AlreadyExistsError,
+    DeadlineError,
+    MasterUnreachableError,
+    MoonpoolError,
+    NoSpaceError,
+)
+from moonpool.transport.base import I64
+from moonpool.vllm import objects
+from moonpool.vllm.jobs import SaveDone, SaveJob
+from moonpool.vllm.layout import RegionTable
+from moonpool.vllm.link import Clock, Link
+from moonpool.vllm.log import logger
+from moonpool.vllm.stats import Tally
+
+CHUNK_BYTES = 16 << 20
+LATE = DeadlineError.code
+_HOPELESS = frozenset({NoSpaceError.code, MasterUnreachableError.code, LATE})
+"""Codes after which the rest of a job is not worth trying."""
+
+
+class Fence(Protocol):
+    """Something to wait for before the blocks hold what the step computed."""
+
+    def synchronize(self) -> None:
+        """Wait until the step's computations are done."""
+        ...
+
+
+@dataclass(slots=True)
+class _Save:
+    job: SaveJob
+    fence: Fence | None
+    began: float
+    deadline: float
+
+
+class Saver:
+    """Saves jobs with some threads. ``submit`` and ``take_ended`` are called by the engine."""
+
+    def __init__(
+        self,
+        table: RegionTable,
+        link: Link,
+        *,
+        threads: int,
+        timeout_s: float,
+        tally: Tally,
+        clock: Clock,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """timeout_s: how long a job may take from its submission."""
+        self._table, self._link, self._tally, self._clock = table, link, tally, clock
+        self._timeout_s, self._chunk_bytes = timeout_s, chunk_bytes
+        self._work = threading.Condition()
+        self._queue: deque[_Save] = deque()
+        self._ended: list[SaveDone] = []
+        self._newest = 0
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"moonpool-save-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, jobs: list[SaveJob], fence: Fence | None) -> None:
+        """Begin saves once the fence is passed; a job that was seen before is ignored."""
+        now = self._clock()
+        with self._work:
+            for job in jobs:
+                if job.job_id <= self._newest:
+                    continue
+                self._newest = job.job_id
+                save = _Save(job, fence, now, now + self._timeout_s)
+                if self._stopped:
+                    self._end(save, [LATE] * len(job.counts))
+                else:
+                    self._queue.append(save)
+            self._work.notify_all()
+
+    def take_ended(self) -> list[SaveDone]:
+        """Return the jobs that ended since the last call."""
+        with self._work:
+            ended, self._ended = self._ended, []
+        return ended
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Drop what has not begun and wait for the threads. Idempotent."""
+        with self._work:
+            self._stopped = True
+            while self._queue:
+                save = self._queue.popleft()
+                self._end(save, [LATE] * len(save.job.counts))
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while not self._queue:
+                    if self._stopped:
+                        return
+                    self._work.wait()
+                save = self._queue.popleft()
+            codes: list[int] = []
+            try:
+                if save.fence is not None:
+                    save.fence.synchronize()
+                self._put(save, codes)
+            except MoonpoolError as error:
+                codes += [error.code] * (len(save.job.counts) - len(codes))
+                self._link.failed(error)
+            except Exception:  # noqa: BLE001 - the blocks must be given back, whatever happens
+                logger.exception("moonpool: a save failed")
+            finally:
+                with self._work:
+                    missing = len(save.job.counts) - len(codes)
+                    self._end(save, codes + [MoonpoolError.code] * missing)
+
+    def _put(self, save: _Save, codes: list[int]) -> None:
+        """Put the job's objects chunk by chunk, appending a code for each."""
+        job = save.job
+        keys = objects.keys_of(job.namespace, job.names)
+        parents = objects.parents_of(job.namespace, job.parents)
+        starts: I64 = np.concatenate(([0], np.cumsum(job.counts))).astype(np.int64)
+        while len(codes) < len(keys):
+            first = len(codes)
+            size = self._table.block_bytes * int(job.counts[first])
+            last = min(len(keys), first + max(1, self._chunk_bytes // size))
+            left_s, pool = save.deadline - self._clock(), self._link.get()
+            if left_s <= 0 or pool is None or _HOPELESS.intersection(codes):
+                codes += [LATE if left_s <= 0 else _hopeless(codes)] * (len(keys) - first)
+                return
+            part = starts[first : last + 1]
+            pieces = self._table.pieces(job.block_ids[part[0] : part[-1]], part - part[0])
+            found = pool.put_pieces(
+                keys[first:last], pieces, parents=parents[first:last], timeout_s=left_s
+            )
+            self._tally.count("save_bytes", int(pieces.sizes()[found == 0].sum()))
+            codes += [int(code) for code in found]
+            if not _HOPELESS.intersection(codes):
+                self._link.worked()
+
+    def _end(self, save: _Save, codes: list[int]) -> None:
+        existing = codes.count(AlreadyExistsError.code)
+        stored = codes.count(0)
+        self._ended.append(SaveDone(save.job.job_id, tuple(codes)))
+        self._tally.count("saves")
+        self._tally.count("save_objects", stored)
+        self._tally.count("save_objects_existing", existing)
+        self._tally.count("save_objects_failed", len(codes) - stored - existing)
+        self._tally.observe("save_seconds", self._clock() - save.began)
+
+
+def _hopeless(codes: list[int]) -> int:
+    """Return the code for objects that were not tried: the one that spoiled the job."""
+    return next((code for code in codes if code in _HOPELESS), MasterUnreachableError.code)

@@ -1,0 +1,207 @@
+"""The scheduler's side: looks prefixes up, plans loads and saves. Never waits long, never raises
+for what a request, the pool or a worker says. All methods are called by the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from moonpool.vllm.courier import Courier
+from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
+from moonpool.vllm.link import Clock, Link
+from moonpool.vllm.load_planner import LoadPlanner
+from moonpool.vllm.memory import Failed, Known
+from moonpool.vllm.namespace import Namespace
+from moonpool.vllm.pins import PinBook
+from moonpool.vllm.save_planner import SavePlanner
+from moonpool.vllm.settings import Settings
+from moonpool.vllm.stats import Tally
+from moonpool.vllm.tracker import Tracker
+
+
+class SchedulerSide:
+    """Everything the connector does in the scheduler's process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        namespace: Namespace,
+        block_size: int,
+        link: Link,
+        courier: Courier | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """block_size: tokens in one of vLLM's blocks. The link must be started by the caller."""
+        self._settings, self._facts, self._link = settings, namespace, link
+        self._block_size = block_size
+        self.stride = stride_of(settings.object_tokens, block_size)
+        self.namespace = namespace.fingerprint()
+        self.tally = Tally()
+        self.pins = PinBook(settings.pinned_blocks_ratio)
+        self._courier = courier or Courier()
+        self._known, self._failed = Known(), Failed()
+        self._loads = LoadPlanner(
+            block_size=block_size,
+            stride=self.stride,
+            min_load_tokens=settings.min_load_tokens,
+            wait_s=settings.lookup_wait_ms / 1000,
+            timeout_s=settings.load_timeout_s,
+            namespace=lambda: self.namespace,
+            known=self._known,
+            failed=self._failed,
+            courier=self._courier,
+            link=link,
+            tally=self.tally,
+            clock=clock,
+        )
+        self._saves = SavePlanner(
+            block_size=block_size,
+            stride=self.stride,
+            decode=settings.save_decode,
+            timeout_s=settings.save_timeout_s,
+            pins=self.pins,
+            known=self._known,
+            failed=self._failed,
+            link=link,
+            tally=self.tally,
+            clock=clock,
+        )
+        self._trackers: dict[str, Tracker] = {}
+        self._new_saves: list[SaveJob] = []
+        self._gauges: dict[str, int] = {}
+
+    def on_new_request(self, request: Any) -> None:
+        """Ask the pool about a request as soon as it arrives."""
+        # An engine that only saves asks as well: what is there need not be saved again.
+        self._loads.ask(self._track(request))
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> int:
+        """Return how many tokens past the engine's own hit a load can bring; 0 if none."""
+        if not self._settings.loads:
+            return 0
+        return self._loads.matched(self._tracker(request), local_tokens)
+
+    def after_alloc(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
+        """Plan the load of the tokens that were offered and now have blocks."""
+        if external_tokens > 0:
+            self._loads.plan(self._tracker(request), block_ids, external_tokens)
+
+    def take_loads(self) -> list[LoadJob]:
+        """Return the loads that begin in this step."""
+        self._loads.new_step()
+        return self._loads.take()
+
+    def plan_saves(self, scheduled: dict[str, int], block_state: Any) -> None:
+        """Plan the saves of what this step computes.
+
+        scheduled: tokens of each request in this step; block_state: vLLM's current block tables.
+        """
+        if not self._settings.saves:
+            return
+        trackers = self._trackers
+        for request_id, tokens in scheduled.items():
+            tracker = trackers.get(request_id)
+            if tracker is None:
+                continue
+            computed = tracker.request.num_computed_tokens + tokens
+            if computed >= tracker.next_at:
+                self._plan_save(tracker, computed, block_state)
+
+    def take_saves(self) -> list[SaveJob]:
+        """Return the saves that begin in this step."""
+        saves, self._new_saves = self._new_saves, []
+        return saves
+
+    def finished(self, request: Any, block_ids: Sequence[int]) -> None:
+        """Save the end of a request whose blocks are about to be freed."""
+        tracker = self._trackers.pop(request.request_id, None)
+        if tracker is None or tracker.request is not request or not self._settings.saves:
+            return
+        # Aborted while it waited: its blocks do not hold what their hashes say.
+        if self._loads.is_loading(tracker):
+            return
+        in_flight = getattr(request, "num_in_flight_tokens", 0)
+        computed = min(request.num_computed_tokens - in_flight, request.num_tokens - 1)
+        if computed >= self._block_size:
+            self._learn(tracker)
+            self._add(self._saves.plan(tracker, computed, block_ids, self.namespace, end=True))
+
+    def ended(self, loads: Sequence[LoadDone], saves: Sequence[SaveDone]) -> None:
+        """Take in what the worker reports."""
+        for save in saves:
+            self._saves.ended(save, self._trackers)
+        for load in loads:
+            self._loads.ended(load, self._trackers)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine should go on stepping although it has no requests."""
+        return bool(self._new_saves) or self._saves.pending
+
+    def reset(self) -> None:
+        """Share nothing any more with what was saved before.
+
+        The new epoch is random: two engines that were reset equally often need not have the same
+        weights, so they must not meet again by counting.
+        """
+        self.namespace = self._facts.fingerprint(secrets.token_hex(16))
+        self._known.clear()
+        self._failed.clear()
+        self._saves.reset()
+        for tracker in self._trackers.values():
+            tracker.reset()
+
+    def take_stats(self) -> dict[str, Any]:
+        """Return what was counted since the last call, with the gauges as they are now."""
+        data = self.tally.take()
+        gauges = {
+            "pinned_blocks": self.pins.blocks,
+            "save_jobs": self.pins.jobs,
+            "loading_requests": self._loads.loading,
+            "pool_connected": int(self._link.connected),
+        }
+        if data or gauges != self._gauges:
+            self._gauges = gauges
+            data.update(gauges)
+        return data
+
+    def shutdown(self) -> None:
+        """Give back leases and threads. Idempotent."""
+        self._loads.close()
+        self._courier.close()
+        self._link.close()
+
+    def _track(self, request: Any) -> Tracker:
+        tracker = self._trackers[request.request_id] = Tracker(request)
+        return tracker
+
+    def _tracker(self, request: Any) -> Tracker:
+        tracker = self._trackers.get(request.request_id)
+        # The same id may come again for another request.
+        return tracker if tracker and tracker.request is request else self._track(request)
+
+    def _plan_save(self, tracker: Tracker, computed: int, block_state: Any) -> None:
+        tables = block_state.get_block_ids(tracker.request.request_id) if block_state else None
+        if tables is None:
+            return
+        self._learn(tracker)
+        # Draft tokens and placeholders past the known tokens have no hash yet.
+        computed = min(computed, tracker.request.num_tokens)
+        self._add(self._saves.plan(tracker, computed, tables[0], self.namespace, end=False))
+
+    def _learn(self, tracker: Tracker) -> None:
+        """Use an answer that came too late for a load, so that nothing is saved twice."""
+        if tracker.lookup is not None and tracker.lookup.done:
+            self._loads.learn(tracker, tracker.lookup)
+
+    def _add(self, job: SaveJob | None) -> None:
+        if job is not None:
+            self._new_saves.append(job)
+
+
+def stride_of(object_tokens: int, block_size: int) -> int:
+    """Return the blocks in an object: as many as hold ``object_tokens``, at least one."""
+    return max(1, -(-object_tokens // block_size))

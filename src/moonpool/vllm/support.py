@@ -1,0 +1,115 @@
+"""What the connector does not support yet, refused at start: what, why, and what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moonpool.errors import ConfigError
+from moonpool.vllm.log import logger
+
+OLDEST = (0, 29)
+
+
+def check_version(version: str) -> None:
+    """Refuse a vLLM whose connector interface is older than the oldest supported."""
+    numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
+    # Development builds call themselves 0.1.dev…; they are newer than any release.
+    if "dev" in version or len(numbers) < 2 or tuple(numbers) >= OLDEST:
+        return
+    raise _refusal(
+        f"vLLM {version}",
+        "its connector interface lacks what safe saves need",
+        f"install vLLM {OLDEST[0]}.{OLDEST[1]} or newer",
+    )
+
+
+def check_config(vllm_config: Any) -> None:
+    """Refuse configurations under which keys or bytes would not mean what they say."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    for name, what in (
+        ("tensor_parallel_size", "tensor parallelism"),
+        ("pipeline_parallel_size", "pipeline parallelism"),
+        ("decode_context_parallel_size", "decode context parallelism"),
+        ("prefill_context_parallel_size", "prefill context parallelism"),
+    ):
+        size = getattr(parallel, name, 1) or 1
+        if size > 1:
+            raise _refusal(
+                f"{what} of {size}",
+                "an object would hold only one rank's part",
+                f"set {name} to 1 (data parallelism is fine)",
+            )
+    if getattr(model, "is_encoder_decoder", False):
+        raise _refusal(
+            "an encoder-decoder model",
+            "vLLM gives connectors no cross-attention blocks",
+            "serve it without --kv-transfer-config",
+        )
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise _refusal(
+            "calculate_kv_scales",
+            "each process would scale the same bytes differently",
+            "take the scales from the checkpoint",
+        )
+    if getattr(vllm_config, "speculative_config", None) is not None:
+        raise _refusal(
+            "speculative decoding",
+            "draft layers and look-ahead hashes are not part of the key",
+            "remove --speculative-config",
+        )
+
+
+def check_cache(kv_cache_config: Any) -> None:
+    """Refuse KV caches of several groups or of other than full attention."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+        raise _refusal(
+            f"a model with {len(groups)} KV cache groups ({kinds or 'none'})",
+            "a hit must hold for all groups at once (sliding windows, Mamba states)",
+            "serve it without --kv-transfer-config",
+        )
+    spec = groups[0].kv_cache_spec
+    for layer in getattr(spec, "kv_cache_specs", {"": spec}).values():
+        if type(layer).__name__ != "FullAttentionSpec":
+            raise _refusal(
+                f"a KV cache of kind {type(layer).__name__}",
+                "only full attention is supported",
+                "serve it without --kv-transfer-config",
+            )
+        if getattr(layer, "tokens_per_state", 1) != 1:
+            raise _refusal(
+                f"a KV cache with {layer.tokens_per_state} tokens in a state",
+                "one state for each token is supported",
+                "serve it without --kv-transfer-config",
+            )
+
+
+def check_device(device: str) -> None:
+    """Refuse KV memory that this process cannot address."""
+    if device != "cpu":
+        raise _refusal(
+            f"KV memory on {device}",
+            "the pool's transports reach host memory only",
+            "use a CPU build of vLLM for now",
+        )
+
+
+def prefer_recompute(vllm_config: Any) -> None:
+    """Make a failed load cost a recompute: vLLM's default would fail the request.
+
+    vLLM reads ``kv_load_failure_policy`` after it has made the scheduler's connector, so setting
+    it here is in time. As a child of MultiConnector only the user can set it, at the top.
+    """
+    transfer = vllm_config.kv_transfer_config
+    if getattr(transfer, "kv_load_failure_policy", "recompute") == "recompute":
+        return
+    transfer.kv_load_failure_policy = "recompute"
+    logger.info(
+        'kv_load_failure_policy is set to "recompute" (it was "fail"): a failed load costs a '
+        "recompute, never a request. Under MultiConnector set it at the top level yourself"
+    )
+
+
+def _refusal(what: str, why: str, change: str) -> ConfigError:
+    return ConfigError(f"MoonpoolConnector does not support {what}: {why}; {change}")

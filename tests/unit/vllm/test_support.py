@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from types import SimpleNamespace as Bag
+from typing import Any
+
+import pytest
+
+from moonpool.errors import ConfigError
+from moonpool.vllm import support
+from tests.unit.vllm.test_namespace import spec
+
+
+def config(**changes: Any) -> Bag:
+    parallel = Bag(
+        tensor_parallel_size=changes.get("tp", 1),
+        pipeline_parallel_size=changes.get("pp", 1),
+        decode_context_parallel_size=changes.get("dcp", 1),
+        prefill_context_parallel_size=changes.get("pcp", 1),
+    )
+    return Bag(
+        parallel_config=parallel,
+        model_config=Bag(is_encoder_decoder=changes.get("encoder", False)),
+        cache_config=Bag(calculate_kv_scales=changes.get("scales", False)),
+        speculative_config=changes.get("speculative"),
+        kv_transfer_config=Bag(kv_load_failure_policy=changes.get("policy", "fail")),
+    )
+
+
+def cache(*specs: object) -> Bag:
+    return Bag(kv_cache_groups=[Bag(kv_cache_spec=one, layer_names=["l"]) for one in specs])
+
+
+class SlidingWindowSpec(Bag):
+    pass
+
+
+class MLAAttentionSpec(Bag):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tp": 2}, "tensor parallelism of 2.*tensor_parallel_size"),
+        ({"pp": 4}, "pipeline parallelism of 4"),
+        ({"dcp": 2}, "decode context parallelism"),
+        ({"pcp": 2}, "prefill context parallelism"),
+        ({"encoder": True}, "encoder-decoder"),
+        ({"scales": True}, "calculate_kv_scales"),
+        ({"speculative": object()}, "speculative decoding"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_one_line(changes: dict[str, Any], words: str) -> None:
+    """Weakness 29, among others."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        support.check_config(config(**changes))
+    assert "\n" not in str(caught.value)
+    assert ";" in str(caught.value)
+
+
+def test_a_plain_model_is_accepted() -> None:
+    support.check_config(config())
+    support.check_cache(cache(spec()))
+    support.check_cache(cache(Bag(kv_cache_specs={"a": spec(), "b": spec(head_size=64)})))
+    support.check_device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ((spec(), spec()), "2 KV cache groups"),
+        ((), "0 KV cache groups"),
+        ((SlidingWindowSpec(),), "SlidingWindowSpec"),
+        ((MLAAttentionSpec(),), "MLAAttentionSpec"),
+        ((spec(tokens_per_state=4),), "4 tokens in a state"),
+    ],
+)
+def test_other_caches_are_refused(specs: tuple[object, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        support.check_cache(cache(*specs))
+
+
+def test_memory_that_is_not_the_hosts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="KV memory on cuda"):
+        support.check_device("cuda")
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.32.0+cpu", "0.33.1", "1.0.0", "0.1.dev1+g1234"])
+def test_supported_versions(version: str) -> None:
+    support.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.28.1", "0.9.2", "0.20.0+cpu"])
+def test_older_versions_are_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=r"vLLM.*install vLLM 0\.29"):
+        support.check_version(version)
+
+
+def test_a_failed_load_is_made_to_cost_a_recompute() -> None:
+    """vLLM's default, "fail", would end the request."""
+    changed = config()
+    support.prefer_recompute(changed)
+    assert changed.kv_transfer_config.kv_load_failure_policy == "recompute"
