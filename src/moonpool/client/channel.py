@@ -102,6 +102,10 @@ class SocketChannel:
         """Make sure that the master answers, or raise why not."""
         self._give(self._take(self.timeout_s))
 
+    def connect_later(self) -> None:
+        """Look for the master in the background; calls fail at once until it is there."""
+        self._mark_down(MasterUnreachableError("the master has not been reached yet"))
+
     @property
     def down(self) -> bool:
         """Whether calls fail at once because the master is known to be away."""
@@ -274,8 +278,9 @@ class SocketChannel:
     def _look(self) -> None:
         """Try to reach the master until it answers."""
         pause = RETRY_MIN_S
-        while not self._closed.wait(pause * random.uniform(0.8, 1.2)):
-            pause = min(2 * pause, self._retry_max_s)
+        wait = 0.0
+        while not self._closed.wait(wait):
+            wait, pause = pause * random.uniform(0.8, 1.2), min(2 * pause, self._retry_max_s)
             try:
                 connection = Connection(self._address, self._hello, CONNECT_TIMEOUT_S)
             except MoonpoolError as error:

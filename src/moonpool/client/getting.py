@@ -17,6 +17,7 @@ from moonpool.client.reach import Reach
 from moonpool.core.messages import Get, Got, Located, Release
 from moonpool.errors import (
     BufferTooSmallError,
+    DeadlineError,
     LeaseExpiredError,
     MasterUnreachableError,
     NotFoundError,
@@ -45,22 +46,36 @@ class Getter:
         """Return a number that this client has not used for a lease yet."""
         return next(self._leases)
 
-    def read(self, keys: list[bytes], memory: Pieces, lease: int | None) -> I64:
+    def read(
+        self, keys: list[bytes], memory: Pieces, lease: int | None, timeout_s: float | None
+    ) -> I64:
         """Read objects into memory that is at least as large; return a code for each, shape (n,).
 
-        Does not raise for the pool's state: an unreachable master is a code, too.
+        A master that is lost on the way is a code; MasterUnreachableError if it is away at once.
         """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         codes = codes_of(len(keys), MasterUnreachableError.code)
         try:
             for first, last in chunks(memory.sizes().tolist(), CHUNK_OBJECTS, CHUNK_BYTES):
+                left = _left(deadline)
+                if left is not None and left <= 0:
+                    raise DeadlineError(f"{len(keys) - first} objects were not begun in time")
                 part = pieces_of(memory, np.arange(first, last))
-                codes[first:last] = self.read_chunk(keys[first:last], partial(_fitted, part), lease)
+                codes[first:last] = self.read_chunk(
+                    keys[first:last], partial(_fitted, part), lease, left
+                )
         except MasterUnreachableError as error:
+            if (codes == MasterUnreachableError.code).all():
+                raise
             codes[codes == MasterUnreachableError.code] = error.code
         return codes
 
     def read_chunk(
-        self, keys: list[bytes], memory_for: Callable[[U64, I64], Pieces], lease: int | None = None
+        self,
+        keys: list[bytes],
+        memory_for: Callable[[U64, I64], Pieces],
+        lease: int | None = None,
+        timeout_s: float | None = None,
     ) -> I64:
         """Locate and read objects; return a code for each, shape (n,).
 
@@ -71,7 +86,7 @@ class Getter:
         """
         number = self.new_lease() if lease is None else lease
         started = time.monotonic()
-        answer, epoch = self._channel.ask(Get(keys, number, self._lease_s))
+        answer, epoch = self._channel.ask(Get(keys, number, self._lease_s), timeout_s)
         found = as_many(expect(Got, answer).objects, len(keys))
         codes = np.array([_code(where) for where in found], np.int64)
         try:
@@ -138,6 +153,10 @@ class Getter:
 
 def _code(where: Located) -> int:
     return 0 if where.generation else where.code or _GONE
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
 
 
 def _row(i: int, where: Located, attempt: int) -> Row:

@@ -17,7 +17,10 @@ from moonpool.errors import (
 from moonpool.transport.base import I64, U64, Pieces
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer as _Buffer
+
+    # NumPy's arrays are buffers, but say so only from Python 3.12 on.
+    Buffer = _Buffer | npt.NDArray[Any]
 
 ADDRESS_MAX = 2**64 - 1
 _ZERO = np.zeros(1, np.uint64)
@@ -49,7 +52,7 @@ def span_of(buffer: Buffer, *, writable: bool = False) -> Span:
 def _empty_span(buffer: Buffer, error: Exception, writable: bool) -> Span:
     """Return the span of an empty buffer, of which NumPy makes no array."""
     try:
-        view = memoryview(buffer)
+        view = memoryview(cast("bytes", buffer))
     except TypeError:
         kind = type(buffer).__name__
         raise InvalidArgumentError(f"a {kind} has no buffer of bytes") from None
@@ -58,6 +61,11 @@ def _empty_span(buffer: Buffer, error: Exception, writable: bool) -> Span:
     if writable and view.readonly:
         raise InvalidArgumentError("the buffer is read-only")
     return Span(0, 0, view)
+
+
+def is_writable(buffer: Buffer) -> bool:
+    """Tell whether a buffer's bytes may be changed."""
+    return not memoryview(cast("bytes", buffer)).readonly
 
 
 def whole(spans: Sequence[Span]) -> Pieces:

@@ -65,14 +65,18 @@ class Putter:
         self._closed = closed
 
     def put(self, batch: Batch, timeout_s: float) -> I64:
-        """Put a batch; return a code for each object, shape (n,). Does not raise for the pool's
-        state: an unreachable master is a code, too."""
+        """Put a batch; return a code for each object, shape (n,).
+
+        A master that is lost on the way is a code; MasterUnreachableError if it is away at once.
+        """
         deadline = time.monotonic() + timeout_s
         codes = codes_of(len(batch.keys), MasterUnreachableError.code)
         try:
             for first, last in chunks(batch.sizes):
                 self._put_chunk(batch, np.arange(first, last), codes, deadline)
         except MasterUnreachableError as error:
+            if (codes == MasterUnreachableError.code).all():
+                raise
             codes[codes == MasterUnreachableError.code] = error.code
         return codes
 

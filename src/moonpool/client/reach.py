@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from moonpool.client.attachment import AttachedTransport
 from moonpool.client.channel import Channel
 from moonpool.core.messages import GetSegments, SegmentInfo, Segments
 from moonpool.errors import MoonpoolError, ProtocolError
@@ -43,7 +44,7 @@ class Reach:
         """
         where = (epoch, segment)
         found = self._open.get(where)
-        if found is not None and time.monotonic() < self._refresh_at:
+        if found is not None and time.monotonic() < self._refresh_at and not _is_lost(found):
             return found
         with self._lock:
             return self._found(where)
@@ -60,7 +61,8 @@ class Reach:
         now = time.monotonic()
         if self._closed or self._failed.get(where, 0.0) > now:
             return None
-        if where not in self._segments or now >= self._refresh_at:
+        lost = where in self._open and _is_lost(self._open[where])
+        if lost or where not in self._segments or now >= self._refresh_at:
             self._refresh(now)
         if where not in self._open:
             self._try(where, now)
@@ -73,8 +75,9 @@ class Reach:
         self._segments = {(epoch, info.handle): info for info in reply.segments}
         self._refresh_at = now + REFRESH_S
         self._failed = {key: until for key, until in self._failed.items() if until > now}
-        for where in [key for key in self._open if key not in self._segments]:
-            _close(self._open.pop(where))
+        for where, transport in list(self._open.items()):
+            if where not in self._segments or _is_lost(transport):
+                _close(self._open.pop(where))
 
     def _try(self, where: tuple[int, int], now: float) -> None:
         info = self._segments.get(where)
@@ -86,6 +89,10 @@ class Reach:
         except (MoonpoolError, OSError) as error:
             log.warning("segment %s of node %s cannot be reached: %s", info.name, info.node, error)
             self._failed[where] = now + RETRY_S
+
+
+def _is_lost(transport: Transport) -> bool:
+    return isinstance(transport, AttachedTransport) and transport.lost
 
 
 def _close(transport: Transport) -> None:

@@ -1,0 +1,206 @@
+"""Segments of nodes on this host, mapped: for as long as that lasts the node is told.
+
+A connection to the node stays open, and the segment's users file is locked (shared), so that the
+node, or the one that starts in its place, knows who may still write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+
+from moonpool.core.messages import SegmentInfo
+from moonpool.errors import InvalidArgumentError, MoonpoolError, TransferError
+from moonpool.protocol import data
+from moonpool.transport.base import I64, Pieces, Places, Written
+from moonpool.transport.pool import open_data, parse_address
+from moonpool.transport.segment import Segment
+from moonpool.transport.shm import ShmTransport
+from moonpool.transport.wire import Wire
+
+
+class Attachment:
+    """The connection that tells a node that its segments may be mapped here.
+
+    ``on_end`` is called, in another thread, when the node has closed it.
+    """
+
+    def __init__(
+        self, address: str, client: str, timeout_s: float, on_end: Callable[[Attachment], None]
+    ) -> None:
+        """Attach. Raises TransferError, ProtocolError."""
+        self.address = address
+        self.ended = False
+        self.users: set[AttachedTransport] = set()
+        self._on_end = on_end
+        host, port = parse_address(address)
+        self._wire: Wire = open_data(host, port, client, timeout_s)
+        try:
+            self._wire.within(timeout_s)
+            self._wire.send(data.Attach())
+            self.found = data.decode_reply(self._wire.receive(), data.Attached)
+        except BaseException:
+            self._wire.close()
+            raise
+        threading.Thread(target=self._watch, name="moonpool-attached", daemon=True).start()
+
+    def segment(self, name: str) -> data.AttachedSegment:
+        """Return where a segment of the node is; raise TransferError if it has none such."""
+        for segment in self.found.segments:
+            if segment.name == name:
+                return segment
+        raise TransferError(f"the node at {self.address} has no segment {name!r} to map")
+
+    def end(self) -> None:
+        """Close the connection."""
+        self._wire.interrupt()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wire.wait_for_end()
+        self.ended = True
+        self._on_end(self)
+        self._wire.close()
+
+
+class AttachedTransport:
+    """A mapped segment. When the node goes away it closes by itself, and ``lost`` is set."""
+
+    def __init__(
+        self,
+        info: SegmentInfo,
+        attachment: Attachment,
+        on_close: Callable[[AttachedTransport], None],
+    ) -> None:
+        """Map the segment. Raises TransferError, InvalidArgumentError, OSError."""
+        self.attachment = attachment
+        self.lost = False
+        self._on_close = on_close
+        self._free = threading.Condition()
+        self._active = 0
+        where = attachment.segment(info.name)
+        self._lock_fd = _lock_shared(where.users)
+        try:
+            segment = Segment.open(where.path)
+            if (segment.header.name, segment.header.node) != (info.name, info.node):
+                segment.close()
+                raise InvalidArgumentError(f"{where.path} is another segment")
+        except BaseException:
+            self._unlock()
+            raise
+        self._shm = ShmTransport(segment)
+
+    def read(self, places: Places, memory: Pieces) -> I64:
+        """Copy objects into memory; see Transport."""
+        self._enter()
+        try:
+            return self._shm.read(places, memory)
+        finally:
+            self._leave()
+
+    def write(
+        self, places: Places, memory: Pieces, keys: list[bytes], parents: list[bytes]
+    ) -> Written:
+        """Write objects and commit their slots; see Transport."""
+        self._enter()
+        try:
+            return self._shm.write(places, memory, keys, parents)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Unmap; the node is told once no call uses the mapping any more."""
+        with self._free:
+            if self.lost:
+                return
+            self.lost = True
+            self._shm.close()
+            if self._active == 0:
+                self._gone()
+
+    def _enter(self) -> None:
+        with self._free:
+            self._active += 1
+
+    def _leave(self) -> None:
+        with self._free:
+            self._active -= 1
+            if self.lost and self._active == 0:
+                self._gone()
+
+    def _gone(self) -> None:
+        self._unlock()
+        self._on_close(self)
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def _lock_shared(path: str) -> int | None:
+    if not path:
+        return None
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise TransferError(f"{path}: the node is taking its segment over") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Attachments:
+    """One attachment for each node that is in use."""
+
+    def __init__(self, client: str, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._by_address: dict[str, Attachment] = {}
+
+    def open(self, info: SegmentInfo) -> AttachedTransport:
+        """Map a segment. Raises TransferError, ProtocolError, InvalidArgumentError, OSError."""
+        with self._lock:
+            attachment = self._by_address.get(info.address)
+            if attachment is None or attachment.ended:
+                attachment = self._attach(info.address)
+            try:
+                transport = AttachedTransport(info, attachment, self._closed)
+            except (MoonpoolError, OSError):
+                if not attachment.users:
+                    self._end(attachment)
+                raise
+            attachment.users.add(transport)
+            return transport
+
+    def _attach(self, address: str) -> Attachment:
+        attachment = Attachment(address, self._client, self._timeout_s, self._ended)
+        self._by_address[address] = attachment
+        return attachment
+
+    def _closed(self, transport: AttachedTransport) -> None:
+        with self._lock:
+            attachment = transport.attachment
+            attachment.users.discard(transport)
+            if not attachment.users:
+                self._end(attachment)
+
+    def _end(self, attachment: Attachment) -> None:
+        attachment.end()
+        if self._by_address.get(attachment.address) is attachment:
+            del self._by_address[attachment.address]
+
+    def _ended(self, attachment: Attachment) -> None:
+        with self._lock:
+            if self._by_address.get(attachment.address) is attachment:
+                del self._by_address[attachment.address]
+            users = list(attachment.users)
+        for transport in users:
+            transport.close()

@@ -1,0 +1,131 @@
+"""What a store can be asked without moving bytes."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Sequence
+
+from moonpool.client.answers import as_many, expect
+from moonpool.client.channel import Channel
+from moonpool.client.naming import AnyKey, all_packed, packed, shown
+from moonpool.core.keys import key_of
+from moonpool.core.messages import (
+    BATCH_ITEMS_MAX,
+    Codes,
+    Existing,
+    Exists,
+    GetStatus,
+    List,
+    Listed,
+    Match,
+    Matched,
+    MatchKeys,
+    ObjectInfo,
+    Remove,
+    RemoveAll,
+    Stat,
+    Status,
+)
+from moonpool.errors import NotFoundError, error_for
+
+PAGE_OBJECTS = 1000
+
+
+class Lookups:
+    """The part of Store that asks the master only. Every method raises MasterUnreachableError, and
+    InvalidKeyError for what is no key."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def exists(self, key: AnyKey) -> bool:
+        """Tell whether the object can be read. Changes nothing."""
+        return self.exists_batch((key,))[0]
+
+    def exists_batch(self, keys: Sequence[AnyKey]) -> builtins.list[bool]:
+        """Tell which objects can be read. Changes nothing."""
+        present: builtins.list[bool] = []
+        for part in _parts(keys):
+            reply = expect(Existing, self._channel.call(Exists(part)))
+            present += map(bool, as_many(reply.present, len(part)))
+        return present
+
+    def match_prefix(self, keys: Sequence[AnyKey]) -> int:
+        """Return how many leading keys are in the pool. Changes nothing."""
+        count = 0
+        for part in _parts(keys):
+            found = expect(Matched, self._channel.call(MatchKeys(part))).count
+            count += found
+            if found < len(part):
+                break
+        return count
+
+    def match_digests(
+        self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
+    ) -> int:
+        """Return how many leading blocks are in the pool. Changes nothing.
+
+        digests: names of ``digest_bytes`` each in one namespace, in prefix order, one after the
+        other. stride: objects end at every so many blocks; a prompt's tail may end at any.
+        Raises InvalidArgumentError for more than MATCH_DIGESTS_MAX digests.
+        """
+        request = Match(namespace, bytes(digests), digest_bytes, stride)
+        return expect(Matched, self._channel.call(request)).count
+
+    def size(self, key: AnyKey) -> int:
+        """Return the object's size in bytes, or raise NotFoundError."""
+        return self.stat(key).size
+
+    def stat(self, key: AnyKey) -> ObjectInfo:
+        """Return what is known of an object (also of one that is being put), or raise
+        NotFoundError."""
+        reply = expect(Listed, self._channel.call(Stat(packed(key))))
+        if not reply.objects:
+            raise NotFoundError(shown(key))
+        return reply.objects[0]
+
+    def list(self, prefix: str = "", namespace: bytes | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects whose name starts with ``prefix``, the oldest first.
+
+        namespace: None for all, b"" for keys that people chose.
+        """
+        after = 0
+        start = prefix.encode("utf-8", "surrogateescape")
+        while True:
+            request = List(namespace, start, after, PAGE_OBJECTS)
+            page = expect(Listed, self._channel.call(request))
+            yield from page.objects
+            if page.next <= after:
+                return
+            after = page.next
+
+    def status(self) -> Status:
+        """Return the pool's state."""
+        return expect(Status, self._channel.call(GetStatus()))
+
+    def remove(self, key: AnyKey, force: bool = False) -> None:
+        """Remove an object. Raises NotFoundError, NotReadyError while it is being put, and
+        LeasedError unless ``force``."""
+        code = self.remove_batch((key,), force)[0]
+        if code:
+            raise error_for(code, shown(key))
+
+    def remove_batch(self, keys: Sequence[AnyKey], force: bool = False) -> builtins.list[int]:
+        """Remove objects; return a code for each: 0, -704 not there, -706 leased, ..."""
+        codes: builtins.list[int] = []
+        for part in _parts(keys):
+            reply = expect(Codes, self._channel.call(Remove(part, force)))
+            codes += as_many(reply.codes, len(part))
+        return codes
+
+    def remove_all(self, prefix: str = "", force: bool = False) -> int:
+        """Remove all objects whose name starts with ``prefix``, or all of the pool if it is empty;
+        return how many there were. Leased ones stay unless ``force``."""
+        start = key_of(prefix) if prefix else b""
+        return expect(Matched, self._channel.call(RemoveAll(start, force))).count
+
+
+def _parts(keys: Sequence[AnyKey]) -> Iterator[builtins.list[bytes]]:
+    names = all_packed(keys)
+    for first in range(0, len(names), BATCH_ITEMS_MAX):
+        yield names[first : first + BATCH_ITEMS_MAX]
