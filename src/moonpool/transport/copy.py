@@ -80,7 +80,7 @@ def implementation() -> str:
 
 def gather(memory: Pieces, targets: U64) -> U64:
     """Copy each object's pieces to its target address; return xxh3_64 of what arrived, (n,)."""
-    memory = coalesce(memory)
+    memory, targets = coalesce(memory), np.require(targets, np.uint64, ["C", "W"])
     sums = np.zeros(len(memory), np.uint64)
 
     def part(first: int, last: int) -> None:
@@ -100,7 +100,7 @@ def gather(memory: Pieces, targets: U64) -> U64:
 
 def scatter(sources: U64, memory: Pieces) -> None:
     """Copy each object from its source address to its pieces."""
-    memory = coalesce(memory)
+    memory, sources = coalesce(memory), np.require(sources, np.uint64, ["C", "W"])
 
     def part(first: int, last: int) -> None:
         pieces, where = memory.starts[first : last + 1], sources[first:last]
@@ -134,9 +134,10 @@ def whole(addresses: U64, sizes: U64) -> Pieces:
 
 def coalesce(memory: Pieces) -> Pieces:
     """Return the same memory with neighbouring pieces of an object joined; arrays contiguous."""
-    addresses = np.ascontiguousarray(memory.addresses, np.uint64)
-    lengths = np.ascontiguousarray(memory.lengths, np.uint64)
-    starts = np.ascontiguousarray(memory.starts, np.int64)
+    # The compiled loops take arrays that could be written to, though they do not.
+    addresses = np.require(memory.addresses, np.uint64, ["C", "W"])
+    lengths = np.require(memory.lengths, np.uint64, ["C", "W"])
+    starts = np.require(memory.starts, np.int64, ["C", "W"])
     if len(addresses) <= len(memory):
         return Pieces(addresses, lengths, starts)
     opens = np.ones(len(addresses) + 1, bool)

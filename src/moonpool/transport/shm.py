@@ -7,40 +7,12 @@ import numpy as np
 from moonpool.errors import InvalidArgumentError, NotFoundError, TransferError
 from moonpool.transport import copy, small
 from moonpool.transport.base import I64, Pieces, Places, Written
+from moonpool.transport.batch import chosen, fitting, picked, some
 from moonpool.transport.segment import Segment
 
 _BAD = InvalidArgumentError.code
 _GONE = NotFoundError.code
 _FAILED = TransferError.code
-
-
-def fitting(places: Places, memory: Pieces) -> I64:
-    """Return 0 for each object whose pieces are as long as it is, else -600, shape (n,)."""
-    if len(places) != len(memory):
-        return np.full(len(places), _BAD, np.int64)
-    return np.where(memory.sizes() == places.sizes, 0, _BAD).astype(np.int64)
-
-
-def chosen(places: Places, which: I64) -> Places:
-    """Return some of the places."""
-    return Places(
-        places.indexes[which],
-        places.offsets[which],
-        places.sizes[which],
-        places.capacities[which],
-        places.generations[which],
-        places.checksums[which],
-    )
-
-
-def some(memory: Pieces, which: I64) -> Pieces:
-    """Return the pieces of some of the objects, in rising order."""
-    return memory if len(which) == len(memory) else memory.take(which)
-
-
-def picked(items: list[bytes], which: I64) -> list[bytes]:
-    """Return some of the items; an empty list stays empty."""
-    return items if len(which) == len(items) or not items else [items[i] for i in which.tolist()]
 
 
 class ShmTransport:

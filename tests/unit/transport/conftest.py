@@ -7,12 +7,32 @@ from pathlib import Path
 
 import pytest
 
+from moonpool.node.server import DataServer
+from moonpool.node.writers import Writers
+from moonpool.protocol.data import AttachedSegment
 from moonpool.transport import layout
 from moonpool.transport.base import Transport
 from moonpool.transport.segment import Segment
 from moonpool.transport.shm import ShmTransport
+from moonpool.transport.tcp import TcpTransport
 
 DATA_BYTES = 16 * 1024 * 1024
+
+
+class OneSegment:
+    """A node's shelf with a single segment."""
+
+    name = "node"
+    host = "host"
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def segment(self, name: str) -> Segment | None:
+        return self._segment if name == self._segment.header.name else None
+
+    def attachable(self) -> list[AttachedSegment]:
+        return [AttachedSegment("segment", self._segment.path, self._segment.header.epoch)]
 
 
 @pytest.fixture
@@ -23,9 +43,27 @@ def segment(tmp_path: Path) -> Iterator[Segment]:
     made.close()
 
 
-@pytest.fixture(params=["shm"])
+@pytest.fixture
+def writers() -> Writers:
+    return Writers()
+
+
+@pytest.fixture
+def server(segment: Segment, writers: Writers) -> Iterator[DataServer]:
+    served = DataServer(OneSegment(segment), writers)
+    served.start()
+    yield served
+    served.close()
+    assert served.connections() == 0
+
+
+@pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest, segment: Segment) -> Iterator[Transport]:
-    opened = Segment.open(segment.path)
-    way = ShmTransport(opened)
+    way: Transport
+    if request.param == "shm":
+        way = ShmTransport(Segment.open(segment.path))
+    else:
+        server: DataServer = request.getfixturevalue("server")
+        way = TcpTransport(f"127.0.0.1:{server.port}", "segment", "client", timeout_s=20.0)
     yield way
     way.close()

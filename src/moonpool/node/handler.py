@@ -1,0 +1,204 @@
+"""Requests on one connection to the data port."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.errors import (
+    ChecksumError,
+    InvalidArgumentError,
+    InvalidWriteError,
+    NotFoundError,
+    ProtocolError,
+)
+from moonpool.node.writers import Writers
+from moonpool.protocol import data
+from moonpool.protocol.versions import negotiate
+from moonpool.transport import copy, streams
+from moonpool.transport.base import I64, U64, Pieces, Places
+from moonpool.transport.batch import chosen, span
+from moonpool.transport.segment import Segment
+from moonpool.transport.wire import Wire
+
+HANDSHAKE_S = 5.0
+IDLE_S = 600.0
+REQUEST_S = 30.0
+BYTES_PER_S_MIN = 8 * 1024 * 1024
+"""A transfer may take REQUEST_S and what this rate needs."""
+SCRATCH_BYTES = 1024 * 1024
+
+_BAD = InvalidArgumentError.code
+_GONE = NotFoundError.code
+_STALE = InvalidWriteError.code
+_WRONG = ChecksumError.code
+
+
+class Shelf(Protocol):
+    """The node's segments, as the data port sees them."""
+
+    name: str
+    host: str
+
+    def segment(self, name: str) -> Segment | None:
+        """Return a segment by name."""
+        ...
+
+    def attachable(self) -> list[data.AttachedSegment]:
+        """Return what clients on this host may map."""
+        ...
+
+
+class Handler:
+    """Serves one connection until it ends. Whatever the peer sends only ever reaches places that
+    ``Segment`` has found to be inside."""
+
+    def __init__(self, wire: Wire, shelf: Shelf, writers: Writers) -> None:
+        self._wire = wire
+        self._shelf = shelf
+        self._writers = writers
+        self.client = ""
+
+    def run(self) -> None:
+        """Serve; return or raise MoonpoolError when the connection is to be closed."""
+        self._open()
+        while True:
+            self._wire.within(IDLE_S)
+            payload = self._wire.receive(then_within=REQUEST_S)
+            request = data.decode_any_request(payload)
+            if isinstance(request, data.ReadBatch):
+                self._read(request)
+            elif isinstance(request, data.WriteBatch):
+                with self._writers.writing(self.client, self._wire):
+                    self._write(request)
+            elif isinstance(request, data.Attach):
+                self._attach()
+                return
+            else:
+                raise ProtocolError(f"{type(request).__name__} where a request was expected")
+
+    def _open(self) -> None:
+        self._wire.within(HANDSHAKE_S)
+        payload = self._wire.receive(data.OPEN_BYTES_MAX)
+        opened = data.decode_request(payload, data.OpenData)
+        if len(opened.client) > data.CLIENT_CHARS_MAX or not opened.client.isprintable():
+            raise ProtocolError(f"a client name of {len(opened.client)} characters")
+        version = negotiate(opened.version_min, opened.version_max)
+        self.client = opened.client
+        self._wire.send(data.DataReady(version, self._shelf.name))
+
+    def _attach(self) -> None:
+        with self._writers.attached(self.client, self._wire):
+            self._wire.send(data.Attached(self._shelf.host, self._shelf.attachable()))
+            self._wire.wait_for_end()
+
+    def _segment(self, name: str) -> Segment:
+        segment = self._shelf.segment(name)
+        if segment is None:
+            raise NotFoundError(f"no segment {name[:64]!r} here")
+        return segment
+
+    def _allow(self, sizes: U64) -> None:
+        self._wire.within(REQUEST_S + float(sizes.sum(dtype=np.float64)) / BYTES_PER_S_MIN)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _read(self, request: data.ReadBatch) -> None:
+        segment = self._segment(request.segment)
+        places = _places(request.offsets, request.sizes, request.generations)
+        keep = segment.parts()
+        codes = np.where(segment.inside(places), 0, _BAD).astype(np.int64)
+        good = np.flatnonzero(codes == 0)
+        codes[good[~segment.intact(chosen(places, good))]] = _GONE
+        good = np.flatnonzero(codes == 0)
+        taken = chosen(places, good)
+        self._allow(taken.sizes)
+        self._wire.send(data.ReadHead(codes.tobytes()))
+        run = _joined(taken.offsets + np.uint64(segment.address), taken.sizes)
+        self._wire.send_memory(run.addresses, run.lengths)
+        codes[good[~segment.intact(taken)]] = _GONE
+        self._wire.send(data.ReadTail(codes.tobytes()))
+        del keep
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def _write(self, request: data.WriteBatch) -> None:
+        segment = self._segment(request.segment)
+        places = _places(request.offsets, request.sizes, request.generations, request)
+        count = len(places)
+        if len(request.keys) != count or len(request.parents) not in (0, count):
+            raise ProtocolError(f"{len(request.keys)} keys for {count} objects")
+        if float(places.sizes.sum(dtype=np.float64)) > segment.geometry.data_bytes:
+            raise InvalidArgumentError("a batch larger than the segment")
+        keep = segment.parts()
+        codes = np.where(self._writers.refused(self.client, places.generations), _STALE, 0)
+        allowed = np.flatnonzero(codes == 0)
+        codes[allowed] = segment.begin(
+            chosen(places, allowed),
+            [request.keys[i] for i in allowed.tolist()],
+            [request.parents[i] for i in allowed.tolist()] if request.parents else [],
+        )
+        self._allow(places.sizes)
+        sums = self._receive(segment, places, codes)
+        tail = data.decode_request(self._wire.receive(), data.WriteTail)
+        codes[(codes == 0) & (data.words(tail.checksums, count) != sums)] = _WRONG
+        good = np.flatnonzero(codes == 0)
+        codes[good] = segment.seal(chosen(places, good), sums[good])
+        self._wire.send(data.WriteDone(codes.tobytes(), sums.tobytes()))
+        del keep
+
+    def _receive(self, segment: Segment, places: Places, codes: I64) -> U64:
+        """Fill the slots of the objects with code 0, drop the other payloads; return the
+        checksums of what arrived, shape (n,)."""
+        scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        memory = _targets(segment, places, codes == 0, int(scratch.ctypes.data))
+        sums = np.zeros(len(places), np.uint64)
+        for first, last in streams.steps(places.sizes):
+            part = span(memory, first, last)
+            joined = _joined(part.addresses, part.lengths)
+            self._wire.receive_memory(joined.addresses, joined.lengths)
+            sums[first:last] = copy.digest(part)
+        sums[codes != 0] = 0
+        return sums
+
+
+def _places(
+    offsets: bytes, sizes: bytes, generations: bytes, write: data.WriteBatch | None = None
+) -> Places:
+    """Return the places in a request; ProtocolError if its arrays are not of one length."""
+    where = data.words(offsets)
+    count = len(where)
+    none = np.zeros(count, np.uint64)
+    return Places(
+        indexes=none.view(np.int64) if write is None else data.numbers(write.indexes, count),
+        offsets=where,
+        sizes=data.words(sizes, count),
+        capacities=none if write is None else data.words(write.capacities, count),
+        generations=data.words(generations, count),
+        checksums=none,
+    )
+
+
+def _targets(segment: Segment, places: Places, good: npt.NDArray[np.bool_], scratch: int) -> Pieces:
+    """Return where payloads go: to their slots, or all of a refused one into the scratch."""
+    if good.all():
+        return copy.whole(places.offsets + np.uint64(segment.address), places.sizes)
+    step = np.uint64(SCRATCH_BYTES)
+    rounds = np.where(good, np.uint64(1), (places.sizes + step - np.uint64(1)) // step)
+    starts = np.zeros(len(places) + 1, np.int64)
+    np.cumsum(rounds.astype(np.int64), out=starts[1:])
+    lengths = np.full(int(starts[-1]), step, np.uint64)
+    addresses = np.full(int(starts[-1]), scratch, np.uint64)
+    last = starts[1:][rounds > 0] - 1
+    rest = np.where(good, places.sizes, places.sizes - (np.maximum(rounds, 1) - 1) * step)
+    lengths[last] = rest[rounds > 0]
+    addresses[starts[:-1][good]] = places.offsets[good] + np.uint64(segment.address)
+    return Pieces(addresses, lengths, starts)
+
+
+def _joined(addresses: U64, lengths: U64) -> Pieces:
+    """Return neighbouring memory as one piece."""
+    count = len(addresses)
+    return copy.coalesce(Pieces(addresses, lengths, np.array([0, count], np.int64)))

@@ -1,0 +1,61 @@
+"""Cutting a batch into chunks that travel on several connections at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from moonpool.transport.base import U64
+
+CHUNK_BYTES_MIN = 1024 * 1024
+ITEMS_MAX = 4096
+"""Objects in one message: with the longest keys and parents it still fits into a frame."""
+STREAMS = max(2, min(4, os.cpu_count() or 1))
+STEP_BYTES = 1024 * 1024
+"""Received and hashed in turn, so that the hash reads from the cache."""
+
+
+def chunks(sizes: U64, streams: int) -> list[tuple[int, int]]:
+    """Return at most ``streams`` ranges of objects, about equal in bytes."""
+    count = len(sizes)
+    if not count:
+        return []
+    done = np.cumsum(sizes, dtype=np.float64)
+    parts = max(1, min(streams, int(done[-1]) // CHUNK_BYTES_MIN, count))
+    wanted = np.arange(1, parts) * (done[-1] / parts)
+    cuts = {0, count, *(np.searchsorted(done, wanted) + 1).tolist()}
+    return list(itertools.pairwise(sorted(cut for cut in cuts if cut <= count)))
+
+
+def steps(sizes: U64, step_bytes: int = STEP_BYTES) -> list[tuple[int, int]]:
+    """Return ranges of objects of about ``step_bytes`` each; a larger object is one by itself."""
+    count = len(sizes)
+    if not count:
+        return []
+    done = np.cumsum(sizes, dtype=np.float64)
+    group = (done - sizes) // step_bytes
+    cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), count]
+    return list(itertools.pairwise(cuts))
+
+
+def run_all(jobs: list[Callable[[], None]]) -> None:
+    """Run all jobs at once, the first in this thread; they must not raise."""
+    helpers = []
+    for job in jobs[1:]:
+        helper = threading.Thread(target=job, name="moonpool-stream")
+        try:
+            helper.start()
+        except RuntimeError:  # no more threads
+            job()
+        else:
+            helpers.append(helper)
+    try:
+        if jobs:
+            jobs[0]()
+    finally:
+        for helper in helpers:
+            helper.join()

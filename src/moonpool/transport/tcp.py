@@ -1,0 +1,236 @@
+"""The way to a segment on another host: pooled connections to its node, several streams a batch.
+
+Bytes land in or leave from the caller's memory as it lies. Both ends hash what passes; an object
+whose bytes are not those that were put is reported as -801 and never as good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from moonpool.errors import (
+    ChecksumError,
+    InvalidArgumentError,
+    MoonpoolError,
+    ProtocolError,
+    TransferError,
+)
+from moonpool.protocol import data
+from moonpool.transport import copy, streams
+from moonpool.transport.base import I64, U64, Pieces, Places, Written
+from moonpool.transport.batch import chosen, fitting, picked, places_span, some, span
+from moonpool.transport.pool import ConnectionPool
+from moonpool.transport.wire import Wire
+
+_log = logging.getLogger(__name__)
+
+_FAILED = TransferError.code
+_WRONG = ChecksumError.code
+_BAD = InvalidArgumentError.code
+BYTES_PER_S_MIN = 32 * 1024 * 1024
+"""A transfer may take its timeout and what this rate needs."""
+
+
+class TcpTransport:
+    """Reads and writes one segment of a node through its data port.
+
+    address: the node's host:port, or a ConnectionPool shared with its other segments.
+    client: the name of the client's session with the master. streams: connections a batch is
+    spread over, in chunks of at least 1 MiB.
+    """
+
+    def __init__(
+        self,
+        address: str | ConnectionPool,
+        segment: str,
+        client: str = "",
+        *,
+        streams: int = streams.STREAMS,
+        timeout_s: float = 5.0,
+    ) -> None:
+        if isinstance(address, ConnectionPool):
+            self._pool, self._owned = address, False
+        else:
+            self._pool, self._owned = ConnectionPool(address, client, timeout_s=timeout_s), True
+        self.segment = segment
+        self._streams = streams
+        self._timeout_s = timeout_s
+        self._closed = False
+
+    def read(self, places: Places, memory: Pieces) -> I64:
+        """Copy objects into memory; a code for each: -704 gone, -801 wrong bytes, -800 broken."""
+        codes = fitting(places, memory)
+        which = np.flatnonzero(codes == 0)
+        taken, pieces = chosen(places, which), some(memory, which)
+        results = np.full(len(which), _FAILED, np.int64)
+
+        def part(first: int, last: int) -> None:
+            job = _Read(
+                self.segment,
+                places_span(taken, first, last),
+                span(pieces, first, last),
+                results[first:last],
+            )
+            self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
+
+        self._run(part, taken.sizes)
+        codes[which] = results
+        return codes
+
+    def write(
+        self, places: Places, memory: Pieces, keys: list[bytes], parents: list[bytes]
+    ) -> Written:
+        """Write objects and commit their slots; the node checks what arrives."""
+        count = len(places)
+        checksums = np.zeros(count, np.uint64)
+        if len(keys) != count or len(memory) != count or len(parents) not in (0, count):
+            return Written(np.full(count, _BAD, np.int64), checksums)
+        codes = fitting(places, memory)
+        which = np.flatnonzero(codes == 0)
+        taken, pieces = chosen(places, which), some(memory, which)
+        names, fathers = picked(keys, which), picked(parents, which)
+        results = np.full(len(which), _FAILED, np.int64)
+        sums = np.zeros(len(which), np.uint64)
+
+        def part(first: int, last: int) -> None:
+            job = _Write(
+                self.segment,
+                places_span(taken, first, last),
+                span(pieces, first, last),
+                names[first:last],
+                fathers[first:last],
+                results[first:last],
+                sums[first:last],
+            )
+            self._attempt(job.run, job.nbytes, again=lambda: False)
+
+        self._run(part, taken.sizes)
+        codes[which] = results
+        checksums[which] = sums
+        return Written(codes, checksums)
+
+    def close(self) -> None:
+        """Close the connections; what is moving fails."""
+        self._closed = True
+        if self._owned:
+            self._pool.close()
+
+    def _run(self, part: Callable[[int, int], None], sizes: U64) -> None:
+        def stream(first: int, last: int) -> None:
+            for at in range(first, last, streams.ITEMS_MAX):
+                part(at, min(at + streams.ITEMS_MAX, last))
+
+        if not self._closed:
+            ranges = streams.chunks(sizes, self._streams)
+            streams.run_all([partial(stream, *limits) for limits in ranges])
+
+    def _attempt(self, run: Callable[[Wire], None], nbytes: int, again: Callable[[], bool]) -> None:
+        """Run a request on a connection; once more on a fresh one if nothing has happened."""
+        for fresh in (False, True):
+            try:
+                with self._pool.connection(fresh=fresh) as wire:
+                    wire.within(self._timeout_s + nbytes / BYTES_PER_S_MIN)
+                    run(wire)
+                return
+            except MoonpoolError as error:
+                _log.debug("%s: %s", self._pool.address, error)
+                if fresh or not again():
+                    return
+
+
+class _Read:
+    """One chunk of a read on one connection; fills ``codes``."""
+
+    def __init__(self, segment: str, places: Places, memory: Pieces, codes: I64) -> None:
+        self.segment, self.places, self.memory, self.codes = segment, places, memory, codes
+        self.nbytes = int(memory.lengths.sum())
+        self.untouched = True
+
+    def run(self, wire: Wire) -> None:
+        places = self.places
+        wire.send(
+            data.ReadBatch(
+                self.segment,
+                places.offsets.tobytes(),
+                places.sizes.tobytes(),
+                places.generations.tobytes(),
+            )
+        )
+        head = data.decode_reply(wire.receive(), data.ReadHead)
+        self.untouched = False
+        codes = _codes(head.codes, len(places))
+        coming = np.flatnonzero(codes == 0)
+        self.codes[codes != 0] = codes[codes != 0]
+        right = self._receive(wire, coming)
+        tail = _codes(data.decode_reply(wire.receive(), data.ReadTail).codes, len(places))
+        self.codes[coming] = np.where(right, 0, _WRONG)
+        late = coming[tail[coming] != 0]
+        self.codes[late] = tail[late]
+
+    def _receive(self, wire: Wire, coming: I64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Fill the memory of the objects that come; tell which have the right checksum."""
+        memory = copy.coalesce(some(self.memory, coming))
+        wanted = self.places.checksums[coming]
+        right = np.zeros(len(coming), bool)
+        for first, last in streams.steps(self.places.sizes[coming]):
+            part = span(memory, first, last)
+            wire.receive_memory(part.addresses, part.lengths)
+            right[first:last] = copy.digest(part) == wanted[first:last]
+        return right
+
+
+class _Write:
+    """One chunk of a write on one connection; fills ``codes`` and ``checksums``."""
+
+    def __init__(
+        self,
+        segment: str,
+        places: Places,
+        memory: Pieces,
+        keys: list[bytes],
+        parents: list[bytes],
+        codes: I64,
+        checksums: U64,
+    ) -> None:
+        self.segment, self.places, self.memory = segment, places, copy.coalesce(memory)
+        self.keys, self.parents = keys, parents
+        self.codes, self.checksums = codes, checksums
+        self.nbytes = int(memory.lengths.sum())
+
+    def run(self, wire: Wire) -> None:
+        places = self.places
+        wire.send(
+            data.WriteBatch(
+                self.segment,
+                places.indexes.tobytes(),
+                places.offsets.tobytes(),
+                places.sizes.tobytes(),
+                places.capacities.tobytes(),
+                places.generations.tobytes(),
+                self.keys,
+                self.parents,
+            )
+        )
+        sums = np.zeros(len(places), np.uint64)
+        for first, last in streams.steps(places.sizes):
+            part = span(self.memory, first, last)
+            sums[first:last] = copy.digest(part)
+            wire.send_memory(part.addresses, part.lengths)
+        wire.send(data.WriteTail(sums.tobytes()))
+        done = data.decode_reply(wire.receive(), data.WriteDone)
+        codes = _codes(done.codes, len(places))
+        # The node compared with what it got; this compares with what we sent.
+        arrived = data.words(done.checksums, len(places)) == sums
+        self.checksums[:] = sums
+        self.codes[:] = np.where((codes == 0) & ~arrived, _WRONG, codes)
+
+
+def _codes(raw: bytes, count: int) -> I64:
+    codes = data.numbers(raw, count)
+    if (codes > 0).any():
+        raise ProtocolError("a code above 0")
+    return codes

@@ -1,0 +1,216 @@
+"""A connection to or from a data port: frames and raw memory over a blocking TCP socket.
+
+Memory goes from and to where it lies (sendmsg and recvmsg over arrays of addresses and lengths,
+which are arrays of ``struct iovec`` as they are), with the GIL released. Every operation ends by
+the connection's deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.errors import DeadlineError, TransferError
+from moonpool.protocol import data
+from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
+from moonpool.transport import native
+from moonpool.transport.base import U64
+
+IOVECS_MAX = 1024
+WAIT_S_MAX = 3600.0
+_FRAME_STEP_BYTES = 65_536
+_IOVEC_BYTES = 16
+_AGAIN = (errno.EAGAIN, errno.EWOULDBLOCK)
+
+
+class _Message(ctypes.Structure):
+    """struct msghdr."""
+
+    _fields_ = (
+        ("name", ctypes.c_void_p),
+        ("name_bytes", ctypes.c_uint32),
+        ("iovecs", ctypes.c_void_p),
+        ("iovec_count", ctypes.c_size_t),
+        ("control", ctypes.c_void_p),
+        ("control_bytes", ctypes.c_size_t),
+        ("flags", ctypes.c_int),
+    )
+
+
+_Call = Callable[[int, int, int], int]
+_signature = ctypes.CFUNCTYPE(
+    ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, use_errno=True
+)
+_sendmsg: _Call = _signature(("sendmsg", native.libc))
+_recvmsg: _Call = _signature(("recvmsg", native.libc))
+
+
+class Wire:
+    """One connected socket, used by one thread at a time.
+
+    Raises TransferError when the connection broke, DeadlineError, and ProtocolError for what the
+    peer sends; after any of them the connection is of no more use.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        with contextlib.suppress(OSError):  # not TCP
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._armed_s = 0.0
+        self._deadline = time.monotonic() + WAIT_S_MAX
+        self.moved_bytes = 0
+
+    def within(self, seconds: float) -> None:
+        """Set the deadline of all operations from now on."""
+        self._deadline = time.monotonic() + min(seconds, WAIT_S_MAX)
+
+    def interrupt(self) -> None:
+        """Make the operations of other threads on this connection fail."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, -1 when closed."""
+        return self._socket.fileno()
+
+    def quiet(self) -> bool:
+        """Tell whether the peer has neither closed nor sent anything."""
+        if self._socket.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def wait_for_end(self) -> None:
+        """Return when the peer has closed the connection or sends anything; no deadline."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
+        poll.poll()
+
+    # --- frames -------------------------------------------------------------------------------
+
+    def send(self, message: data.DataMessage) -> None:
+        """Send a control message."""
+        left = memoryview(data.encode(message))
+        while left:
+            self._arm()
+            try:
+                sent = self._socket.send(left)
+            except OSError as error:
+                raise self._failure(error) from None
+            left = left[sent:]
+
+    def receive(
+        self, limit: int = FRAME_BYTES_MAX, *, then_within: float | None = None
+    ) -> bytearray:
+        """Return the payload of the next frame; once it has begun the deadline is
+        ``then_within`` seconds away."""
+        header = self._exactly(HEADER_BYTES)
+        if then_within is not None:
+            self.within(then_within)
+        return self._exactly(data.frame_bytes(header, limit))
+
+    def _exactly(self, nbytes: int) -> bytearray:
+        # Grows with what arrives: a length alone must not make anybody reserve memory.
+        result = bytearray()
+        while len(result) < nbytes:
+            step = min(nbytes - len(result), max(_FRAME_STEP_BYTES, len(result)))
+            self._arm()
+            try:
+                part = self._socket.recv(step, socket.MSG_WAITALL)
+            except OSError as error:
+                raise self._failure(error) from None
+            if not part:
+                raise TransferError("the peer closed the connection")
+            result += part
+        return result
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def send_memory(self, addresses: U64, lengths: U64) -> None:
+        """Send pieces of memory, in order."""
+        self._move(_sendmsg, socket.MSG_NOSIGNAL, _iovecs(addresses, lengths))
+
+    def receive_memory(self, addresses: U64, lengths: U64) -> None:
+        """Fill pieces of memory, in order."""
+        self._move(_recvmsg, socket.MSG_WAITALL, _iovecs(addresses, lengths))
+
+    def _move(self, call: _Call, flags: int, iovecs: npt.NDArray[np.uint64]) -> None:
+        base, at = int(iovecs.ctypes.data), 0
+        while at < len(iovecs):
+            count = min(len(iovecs) - at, IOVECS_MAX)
+            message = _Message(iovecs=base + _IOVEC_BYTES * at, iovec_count=count)
+            self._arm()
+            moved = call(self._socket.fileno(), ctypes.addressof(message), flags)
+            if moved < 0:
+                code = ctypes.get_errno()
+                if code == errno.EINTR:
+                    continue
+                raise self._failure(OSError(code, os.strerror(code)))
+            if moved == 0:
+                raise TransferError("the peer closed the connection")
+            self.moved_bytes += moved
+            at = _advance(iovecs, at, count, moved)
+
+    def _arm(self) -> None:
+        """Let the next system call wait until about the deadline and not longer."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineError("the peer took too long")
+        if 0.8 * self._armed_s <= left <= 1.2 * self._armed_s:
+            return
+        wait = struct.pack("@ll", *divmod(int(left * 1e6) + 1, 1_000_000))
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+        except OSError as error:
+            raise self._failure(error) from None
+        self._armed_s = left
+
+    @staticmethod
+    def _failure(error: OSError) -> TransferError | DeadlineError:
+        if error.errno in _AGAIN:
+            return DeadlineError("the peer took too long")
+        return TransferError(f"the connection broke: {error.strerror or error}")
+
+
+def connect(host: str, port: int, seconds: float) -> Wire:
+    """Open a connection; raise TransferError."""
+    try:
+        return Wire(socket.create_connection((host, port), timeout=seconds))
+    except OSError as error:
+        raise TransferError(f"{host}:{port}: {error.strerror or error}") from None
+
+
+def _iovecs(addresses: U64, lengths: U64) -> npt.NDArray[np.uint64]:
+    """Return an array of ``struct iovec`` without empty ones, shape (p, 2)."""
+    result = np.empty((len(lengths), 2), np.uint64)
+    result[:, 0] = addresses
+    result[:, 1] = lengths
+    return result if lengths.all() else result[lengths != 0]
+
+
+def _advance(iovecs: npt.NDArray[np.uint64], at: int, count: int, moved: int) -> int:
+    """Return the first iovec that is not done, shortened by what of it is done."""
+    done = np.cumsum(iovecs[at : at + count, 1])
+    whole = int(np.searchsorted(done, np.uint64(moved), side="right"))
+    rest = moved - (int(done[whole - 1]) if whole else 0)
+    if rest:
+        iovecs[at + whole, 0] += np.uint64(rest)
+        iovecs[at + whole, 1] -= np.uint64(rest)
+    return at + whole
