@@ -28,16 +28,13 @@ class SlabAllocator:
         self.slab_bytes = self._plans.slab_bytes
         self.total_bytes = self._plans.slab_count * self.slab_bytes
         self.used_bytes = 0
+        # With what the spans waste: reaches total_bytes when nothing more fits.
+        self.filled_bytes = 0
         self._slabs = SlabMap(self._plans.slab_count)
         self._spans: list[Span | None] = [None] * self._plans.slab_count
         # Spans with free slots by capacity, lowest first: full spans stay full, and the last
         # ones empty out. Entries are corrected when they come up.
         self._partial: dict[int, list[int]] = {}
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes not allocated (not all of them usable for every size)."""
-        return self.total_bytes - self.used_bytes
 
     def capacity_of(self, size: int) -> int:
         """Return the bytes that an object of ``size`` bytes occupies."""
@@ -56,6 +53,7 @@ class SlabAllocator:
         lowest = span.free & -span.free
         span.free ^= lowest
         self.used_bytes += plan.capacity
+        self.filled_bytes += plan.cost
         return span.start * self.slab_bytes + (lowest.bit_length() - 1) * plan.capacity
 
     def free(self, offset: int) -> int:
@@ -69,6 +67,7 @@ class SlabAllocator:
             raise ValueError(f"nothing is allocated at {offset}")
         span.free |= 1 << index
         self.used_bytes -= plan.capacity
+        self.filled_bytes -= plan.cost
         if span.free == (1 << plan.count) - 1:
             self._spans[span.start : span.start + plan.slabs] = [None] * plan.slabs
             self._slabs.give(span.start, plan.slabs)
@@ -97,6 +96,7 @@ class SlabAllocator:
             return False
         span.free ^= 1 << index
         self.used_bytes += capacity
+        self.filled_bytes += plan.cost
         return True
 
     def blockers(self, size: int, offset: int) -> list[int] | None:
@@ -168,7 +168,7 @@ class SlabAllocator:
     def validate(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
         self._slabs.validate()
-        used = 0
+        used = filled = 0
         for slab, span in enumerate(self._spans):
             assert (span is None) == self._slabs.is_free(slab)
             if span is None or span.start != slab:
@@ -180,7 +180,9 @@ class SlabAllocator:
             assert 0 < busy <= plan.count
             assert span.free.bit_length() <= plan.count
             used += busy * plan.capacity
+            filled += busy * plan.cost
             if plan.count > 1:
                 assert span.queued or not span.free
                 assert not span.queued or slab in self._partial[plan.capacity]
-        assert used == self.used_bytes <= self.total_bytes
+        assert used == self.used_bytes
+        assert used <= filled == self.filled_bytes <= self.total_bytes

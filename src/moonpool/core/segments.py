@@ -58,7 +58,7 @@ class Segment:
     def free_ratio(self) -> float:
         """Return the share of space or of table entries that is free, whichever is less."""
         space, table = self.space, self.table
-        return min(1 - space.used_bytes / space.total_bytes, 1 - table.used / table.count)
+        return min(1 - space.filled_bytes / space.total_bytes, 1 - table.used / table.count)
 
     def take(self, size: int) -> Slot | None:
         """Take space and a table entry; the caller names the owner."""
@@ -124,7 +124,7 @@ class Segments:
         """Return how full the ready segments are together, by space or by table entries."""
         used = total = entries_used = entries = 0
         for each in self.ready():
-            used += each.space.used_bytes
+            used += each.space.filled_bytes
             total += each.space.total_bytes
             entries_used += each.table.used
             entries += each.table.count

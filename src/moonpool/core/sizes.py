@@ -19,12 +19,14 @@ class Plan:
     """Space for one size class: ``count`` slots of ``capacity`` bytes in a span of ``slabs``.
 
     A span that is shared starts at a multiple of its length; one that is not (``shared`` false)
-    is a run of slabs of any length at any place, for a single object.
+    is a run of slabs of any length at any place, for a single object. ``cost`` is what one slot
+    takes from the segment with its share of what the span wastes.
     """
 
     capacity: int
     slabs: int
     count: int
+    cost: int
     shared: bool
 
 
@@ -65,26 +67,18 @@ class Plans:
 
     def of_capacity(self, capacity: int) -> Plan | None:
         """Return the plan that has this capacity, None if no plan has."""
-        pages, rest = divmod(capacity, PAGE_BYTES)
-        if rest or pages <= 0:
+        if capacity <= 0 or capacity % PAGE_BYTES:
             return None
-        if class_pages(pages) == pages and self._shared(pages) is not None:
-            return self.plan(capacity)
-        slabs = -(-pages // self._slab_pages)
-        run = self._run(slabs)
-        return run if run.capacity == capacity else None
+        plan = self.plan(capacity)
+        return plan if plan.capacity == capacity else None
 
     def _make(self, pages: int) -> Plan:
         shared = self._shared(class_pages(pages))
-        return shared or self._run(-(-pages // self._slab_pages))
-
-    def _run(self, slabs: int) -> Plan:
-        # A capacity must name its plan: where the whole run is a class of shared spans, the run
-        # gives up a page (an object of all its pages would be in that class).
-        pages = slabs * self._slab_pages
-        if class_pages(pages) == pages and self._shared(pages) is not None:
-            pages -= 1
-        return Plan(pages * PAGE_BYTES, slabs, 1, shared=False)
+        if shared is not None:
+            return shared
+        # Not rounded up any further: a multiple of slabs may be a class of shared spans.
+        slabs = -(-pages // self._slab_pages)
+        return Plan(pages * PAGE_BYTES, slabs, 1, slabs * self.slab_bytes, shared=False)
 
     def _shared(self, pages: int) -> Plan | None:
         slabs = 1
@@ -92,6 +86,7 @@ class Plans:
             total = slabs * self._slab_pages
             count = total // pages
             if count and (total - count * pages) * 8 <= total:
-                return Plan(pages * PAGE_BYTES, slabs, count, shared=True)
+                cost = slabs * self.slab_bytes // count
+                return Plan(pages * PAGE_BYTES, slabs, count, cost, shared=True)
             slabs *= 2
         return None

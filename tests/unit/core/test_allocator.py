@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moonpool.core.allocator import SlabAllocator
@@ -69,6 +69,7 @@ def run_steps(ledger: Ledger, script: list[tuple[bool, int, int]]) -> None:
 
 
 @settings(max_examples=150, deadline=None)
+@example(5 * MIB, [(True, 65537, 0)], [], random.Random(0))
 @given(
     st.sampled_from([64 * 1024, 300_000, 5 * MIB, 50 * MIB + 12_345, 300 * MIB]),
     steps,
@@ -111,12 +112,12 @@ def test_a_class_wastes_little() -> None:
         assert plan.capacity >= pages * PAGE_BYTES
         assert plans.of_capacity(plan.capacity) == plan
         total = plan.slabs * plans.slab_bytes
-        assert plan.count * plan.capacity >= total * 7 / 8
         if plan.shared:
+            assert plan.count * plan.capacity >= total * 7 / 8
             assert plan.capacity <= pages * PAGE_BYTES * (1 + 1 / 16)
         else:
             assert plan.count == 1
-            assert total - pages * PAGE_BYTES < plans.slab_bytes
+            assert total - plan.capacity < plans.slab_bytes
 
 
 def test_size_classes() -> None:
@@ -134,7 +135,7 @@ def test_full_segment_has_no_space_until_something_is_freed() -> None:
     while (offset := ledger.allocate(2 * MIB)) is not None:
         offsets.append(offset)
     assert len(offsets) == 128
-    assert ledger.space.free_bytes == 0
+    assert ledger.space.used_bytes == ledger.space.total_bytes
     ledger.free(offsets[77])
     assert ledger.allocate(2 * MIB) == offsets[77]
 
@@ -154,7 +155,7 @@ def test_too_large_never_fits() -> None:
         (0, 0),
         (0, -4096),
         (0, 4095),
-        (0, 100 * PAGE_BYTES),  # no class has this capacity: it is rounded to 100 + 4
+        (0, 101 * PAGE_BYTES),  # not a class: it would be rounded up
         (1, 4096),
         (512 * MIB, 4096),
         (MIB, 2 * MIB),  # spans of two slabs start at even ones
@@ -163,8 +164,6 @@ def test_too_large_never_fits() -> None:
 )
 def test_what_was_never_allocated_is_not_adopted(offset: int, capacity: int) -> None:
     space = SlabAllocator(512 * MIB)
-    if capacity == 100 * PAGE_BYTES:
-        capacity = 101 * PAGE_BYTES
     assert not space.reserve(offset, capacity)
     space.validate()
     assert space.used_bytes == 0
