@@ -127,10 +127,11 @@ class LoadPlanner:
         if keys is None:
             return
         self._leases.give_back(done.generation)
+        now = self._clock()
         for code, digest in done.failed:
             if code in _BAD_OBJECT:
-                self._failed.add(digest, self._clock())
-                self._known.forget((digest,))
+                self._failed.add(digest, now)
+                self._known.forget((digest,), now)
         corrupt = {digest for code, digest in done.failed if code == ChecksumError.code}
         if corrupt:
             self._remove([key for key in keys if key[-len(next(iter(corrupt))) :] in corrupt])
@@ -152,10 +153,9 @@ class LoadPlanner:
         # What we believed to be in the pool and is not must be saved again.
         hashes = tracker.request.block_hashes
         first = objects.floor(count, self._stride) + self._stride
-        self._known.forget(
-            objects.digest_of(hashes[end - 1])
-            for end in range(first, len(hashes) + 1, self._stride)
-        )
+        missing = range(first, len(hashes) + 1, self._stride)
+        digests = (objects.digest_of(hashes[end - 1]) for end in missing)
+        self._known.forget(digests, lookup.asked_at)
         return count
 
     def close(self) -> None:

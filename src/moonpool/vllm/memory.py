@@ -16,7 +16,7 @@ class Known:
     def __init__(self, limit: int = KNOWN_MAX) -> None:
         """Remember at most ``limit`` digests."""
         self._limit = limit
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self._digests: OrderedDict[bytes, float] = OrderedDict()
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._digests
@@ -24,18 +24,19 @@ class Known:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def add(self, digests: Iterable[bytes]) -> None:
-        """Remember digests."""
+    def add(self, digests: Iterable[bytes], now: float) -> None:
+        """Remember digests that are there as of now."""
         for digest in digests:
-            self._digests[digest] = None
+            self._digests[digest] = now
             self._digests.move_to_end(digest)
         while len(self._digests) > self._limit:
             self._digests.popitem(last=False)
 
-    def forget(self, digests: Iterable[bytes]) -> None:
-        """Forget digests that turned out to be missing."""
+    def forget(self, digests: Iterable[bytes], asked_at: float) -> None:
+        """Forget digests that were missing then; what was added since is newer news."""
         for digest in digests:
-            self._digests.pop(digest, None)
+            if self._digests.get(digest, asked_at) < asked_at:
+                del self._digests[digest]
 
     def clear(self) -> None:
         """Forget all."""

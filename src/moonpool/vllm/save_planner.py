@@ -95,7 +95,8 @@ class SavePlanner:
         codes = np.array(done.codes[: len(job.ends)], np.int64)
         there = (codes == 0) | (codes == AlreadyExistsError.code)
         names = objects.split_names(job.names)
-        self._known.add(name for name, ok in zip(names, there, strict=False) if ok)
+        good = [name for name, ok in zip(names, there, strict=False) if ok]
+        self._known.add(good, self._clock())
         self._failed.forget(
             name for name, code in zip(names, codes.tolist(), strict=False) if code == 0
         )

@@ -62,26 +62,9 @@ class WorkerSide:
             len(table.bases),
             table.block_bytes * self._stride,
         )
-        settings = self._settings
-        self._make_scratch(settings.load_threads, table.block_bytes * self._stride)
+        self._make_scratch(self._settings.load_threads, table.block_bytes * self._stride)
         self._regions += table.storages
-        self._loader = Loader(
-            table,
-            self._link,
-            self._next_scratch,
-            threads=settings.load_threads,
-            timeout_s=settings.load_timeout_s,
-            tally=self.tally,
-            clock=self._clock,
-        )
-        self._saver = Saver(
-            table,
-            self._link,
-            threads=settings.save_threads,
-            timeout_s=settings.save_timeout_s,
-            tally=self.tally,
-            clock=self._clock,
-        )
+        self._make_executors(table)
         self._link.start()
 
     def set_fence(self, new_fence: Callable[[], Fence | None]) -> None:
@@ -125,6 +108,26 @@ class WorkerSide:
         if self._saver is not None:
             self._saver.close()
         self._link.close()
+
+    def _make_executors(self, table: layout.RegionTable) -> None:
+        settings = self._settings
+        self._loader = Loader(
+            table,
+            self._link,
+            self._next_scratch,
+            threads=settings.load_threads,
+            timeout_s=settings.load_timeout_s,
+            tally=self.tally,
+            clock=self._clock,
+        )
+        self._saver = Saver(
+            table,
+            self._link,
+            threads=settings.save_threads,
+            timeout_s=settings.save_timeout_s,
+            tally=self.tally,
+            clock=self._clock,
+        )
 
     def _register(self, pool: Pool) -> None:
         for address, nbytes in self._regions:

@@ -56,7 +56,7 @@ def probe(cache: Cache) -> RegionTable:
     return layout.probe(cache.tensors, list(cache.tensors), BLOCKS, TOKENS)
 
 
-def read(table: RegionTable, blocks: list[int]) -> np.ndarray:  # type: ignore[type-arg]
+def read(table: RegionTable, blocks: list[int]) -> np.ndarray:
     starts = np.array([0, len(blocks)], np.int64)
     pieces = table.pieces(np.array(blocks, np.int32), starts)
     parts = [

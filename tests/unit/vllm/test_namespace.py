@@ -140,7 +140,7 @@ def test_a_small_weight_file_is_digested(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
 def test_a_random_seed_is_refused_in_one_line(algorithm: str) -> None:
-    with pytest.raises(ConfigError, match="prefix_caching_hash_algo.*PYTHONHASHSEED") as caught:
+    with pytest.raises(ConfigError, match=r"prefix_caching_hash_algo.*PYTHONHASHSEED") as caught:
         namespace.hash_scheme(algorithm, "0.32.0", {})
     assert "\n" not in str(caught.value)
     assert namespace.hash_scheme(algorithm, "0.32.0", {"PYTHONHASHSEED": "7"})

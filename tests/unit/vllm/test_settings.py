@@ -64,7 +64,7 @@ def test_a_mistake_is_one_line_that_names_the_key(extra: dict[str, Any], words: 
 
 
 def test_an_unknown_role_names_the_roles() -> None:
-    with pytest.raises(ConfigError, match="kv_role.*kv_both, kv_producer, kv_consumer"):
+    with pytest.raises(ConfigError, match=r"kv_role.*kv_both, kv_producer, kv_consumer"):
         settings.read({}, "both", {})
 
 
