@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -38,9 +38,7 @@ from moonpool.transport.base import I64, U64, Pieces
 from moonpool.transport.segment import Segment
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from typing_extensions import Buffer
+    from moonpool.client.memory import Buffer
 
 Codes = list[int]
 Values = list[bytes | None]
