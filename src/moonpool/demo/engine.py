@@ -123,9 +123,7 @@ def environment(temporary: Path, master: str | None) -> dict[str, str]:
 def clean_environment() -> dict[str, str]:
     """Return this process's variables without those that would change the stack."""
     return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(LEFT_OUT_PREFIXES)
+        name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT_PREFIXES)
     }
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from moonpool.demo.process import StartError
 from moonpool.errors import ConfigError
 
 PREFIX = "moonpool-run"
@@ -27,13 +28,32 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def directory(parent: Path) -> Iterator[Path]:
-    """Give a directory of this process under ``parent`` and remove it afterwards."""
+    """Give a directory of this process under ``parent`` and remove it afterwards.
+
+    After a StartError its logs stay for people to read, until the next run starts.
+    """
     remove_stale(parent)
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getpid()}-", dir=parent))
     try:
         yield path
-    finally:
+    except StartError:
+        _remove_all_but_logs(path)
+        raise
+    except BaseException:
         shutil.rmtree(path, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_all_but_logs(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.suffix != ".log":
+            entry.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 def remove_stale(parent: Path) -> None:
@@ -72,20 +92,10 @@ def segment_parent(pool_bytes: int) -> Path:
     )
 
 
-def listen(key: str, host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise ConfigError that names ``key`` where the port is taken."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"{key}: {host}:{port} cannot be listened on ({error}); "
-            "allowed: a free port of this machine, or 0 for any"
-        ) from None
-
-
 def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that were free a moment ago, all different."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(listen("port", "127.0.0.1", 0)) for _ in range(count)]
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
         return [int(sock.getsockname()[1]) for sock in sockets]

@@ -24,7 +24,7 @@ class StartError(MoonpoolError):
 
 
 class Child:
-    """One process in a group of its own, with its output in a log file.
+    """One process in a group of its own, with its output in a log file and ``env`` for variables.
 
     Being the leader of its own group, it does not get the terminal's Ctrl-C: the supervisor
     decides when and in which order its children end.
@@ -42,7 +42,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env=dict(os.environ if env is None else env),
                 start_new_session=True,
             )
 
@@ -70,7 +70,7 @@ class Child:
         if self.is_alive():
             self._process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        while self.is_alive() and time.monotonic() < deadline:
+        while self.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110  Popen has no event
             await asyncio.sleep(POLL_S)
         self.kill()
         self._process.wait()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from moonpool.demo import engine, place
 from moonpool.demo.engine import EngineOptions
@@ -45,7 +44,7 @@ class Stack:
         self._run_dir = run_dir
         self._supervisor = supervisor
         self._urls: list[str] = []
-        self._starts = 0
+        self._replicas: list[Child] = []
 
     @property
     def replica_urls(self) -> list[str]:
@@ -90,14 +89,16 @@ class Stack:
 
     async def start_replicas(self, options: EngineOptions, count: int, pool: Pool | None) -> None:
         """Start replicas side by side and send the front's requests to them once all serve."""
-        self._starts += 1
         ports = place.free_ports(count)
         children = [self._start_replica(options, port, pool) for port in ports]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        async with asyncio.TaskGroup() as group:
-            for child, url in zip(children, urls, strict=True):
-                group.create_task(self._until_serving(child, url))
         self._replicas = children
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child, url in zip(children, urls, strict=True):
+                    group.create_task(self._until_serving(child, url))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         self._urls = urls
         self.front.replace_instances(urls)
 

@@ -22,7 +22,6 @@ from moonpool.router.policy import Instance, Policy, RoundRobin, RoutedRequest
 ATTEMPTS_MAX = 3
 CONNECT_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 600.0
-"""The longest silence of an instance within an answer."""
 COOLDOWN_S = 0.5
 COOLDOWN_MAX_S = 10.0
 BODY_BYTES_MAX = 64 << 20
@@ -70,6 +69,7 @@ class Front:
     """The proxy: ``app()`` gives the aiohttp application that serves it.
 
     ``instances`` may change at any time; a request sees the list as it is when it arrives.
+    idle_timeout_s: the longest silence of an instance, before and within an answer.
     """
 
     def __init__(
@@ -77,11 +77,13 @@ class Front:
         urls: Sequence[str] = (),
         policy: Policy | None = None,
         *,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.instances = [Instance(url.rstrip("/")) for url in urls]
         self.metrics = RouterMetrics()
         self._policy = policy or RoundRobin()
+        self._idle_timeout_s = idle_timeout_s
         self._clock = clock
         self._http: aiohttp.ClientSession | None = None
         self._in_flight = 0
@@ -105,7 +107,7 @@ class Front:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=IN_FLIGHT_MAX),
             timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=IDLE_TIMEOUT_S
+                total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=self._idle_timeout_s
             ),
             auto_decompress=False,
         )

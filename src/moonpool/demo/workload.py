@@ -1,0 +1,103 @@
+"""What the demonstration replays: synthesised conversations, or a trace cut to a CPU's size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+
+from moonpool.errors import ConfigError
+from moonpool.workload.session import Session, lengths, scaled
+from moonpool.workload.synth import CODEX, shortened, synthesise
+from moonpool.workload.traces import read_trace, sessions_of
+
+TURNS_MIN = 3
+"""Conversations of a trace that are shorter show nothing of reuse and are passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is replayed. ``factor`` shortens synthesised conversations; ``context_tokens`` is
+    the longest prompt that a trace is cut to; pauses are cut at ``gap_limit_s``."""
+
+    conversations: int = 10
+    turns: int = 9
+    factor: float = 0.2
+    context_tokens: int = 7_000
+    gap_limit_s: float = 4.0
+
+
+FULL = Size()
+QUICK = Size(conversations=4, turns=3, factor=0.08, context_tokens=1_500, gap_limit_s=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Conversations and one line that says what they are."""
+
+    sessions: list[Session]
+    about: str
+
+    @property
+    def requests(self) -> int:
+        """How many requests the conversations make."""
+        return sum(len(session.turns) for session in self.sessions)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        turns = chain.from_iterable(session.turns for session in self.sessions)
+        return max(turn.input_tokens + turn.output_tokens for turn in turns)
+
+    @property
+    def working_set_tokens(self) -> int:
+        """Tokens of all conversations at their ends: what a cache must hold to lose nothing."""
+        return sum(
+            max(turn.input_tokens + turn.output_tokens for turn in session.turns)
+            for session in self.sessions
+        )
+
+
+def synthetic(size: Size, seed: int) -> Workload:
+    """Return conversations with the moments of the Codex trace, ``size.factor`` times as long."""
+    profile = replace(shortened(CODEX, size.factor, size.turns), gap_limit_s=size.gap_limit_s)
+    sessions = synthesise(profile, size.conversations, seed)
+    return Workload(sessions, _about(f"Codex-like, lengths x {size.factor:g}", sessions))
+
+
+def from_trace(path: Path, size: Size) -> Workload:
+    """Return the first conversations of a trace, cut to ``size``; raise ConfigError.
+
+    Each of the trace's blocks becomes a smaller one, so that what was shared stays shared.
+    """
+    every = chain.from_iterable(sessions_of(group) for group in read_trace(path))
+    long_enough = (session for session in every if len(session.turns) >= TURNS_MIN)
+    chosen = list(islice(long_enough, size.conversations))
+    if not chosen:
+        raise ConfigError(f"trace: {path} has no conversation of {TURNS_MIN} turns or more")
+    cut = [replace(session, turns=session.turns[: size.turns]) for session in chosen]
+    longest = max(lengths(cut))
+    block_tokens = cut[0].block_tokens
+    fitting = max(1, min(block_tokens, block_tokens * size.context_tokens // longest))
+    sessions = [_with_gaps_cut(scaled(session, fitting), size.gap_limit_s) for session in cut]
+    if max(lengths(sessions)) > 2 * size.context_tokens:
+        raise ConfigError(f"trace: {path}: prompts of {longest} tokens cannot be scaled to a CPU")
+    scale = f"blocks of {block_tokens} tokens cut to {fitting}"
+    return Workload(sessions, _about(f"{path.name}, {scale}", sessions))
+
+
+def _with_gaps_cut(session: Session, limit_s: float) -> Session:
+    turns = tuple(replace(turn, gap_s=min(limit_s, turn.gap_s)) for turn in session.turns)
+    return replace(session, turns=turns)
+
+
+def _about(source: str, sessions: list[Session]) -> str:
+    inputs = list(lengths(sessions))
+    firsts = sum(session.turns[0].input_tokens for session in sessions) / len(sessions)
+    lasts = sum(session.turns[-1].input_tokens for session in sessions) / len(sessions)
+    outputs = sum(session.output_tokens for session in sessions)
+    return (
+        f"{source}: {len(sessions)} conversations, {len(inputs)} requests, prompts from "
+        f"{firsts:,.0f} to {lasts:,.0f} tokens, {sum(inputs):,} prompt tokens in all, "
+        f"{outputs / len(inputs):.0f} output tokens a request"
+    )
