@@ -19,9 +19,9 @@ from moonpool.protocol import data
 from moonpool.protocol.versions import negotiate
 from moonpool.transport import copy, streams
 from moonpool.transport.base import I64, U64, Pieces, Places
-from moonpool.transport.batch import chosen, span
+from moonpool.transport.batch import chosen
 from moonpool.transport.segment import Segment
-from moonpool.transport.wire import Wire
+from moonpool.transport.wire import Wire, iovecs
 
 HANDSHAKE_S = 5.0
 IDLE_S = 600.0
@@ -116,8 +116,8 @@ class Handler:
         taken = chosen(places, good)
         self._allow(taken.sizes)
         self._wire.send(data.ReadHead(codes.tobytes()))
-        run = _joined(taken.offsets + np.uint64(segment.address), taken.sizes)
-        self._wire.send_memory(run.addresses, run.lengths)
+        source = copy.whole(taken.offsets + np.uint64(segment.address), taken.sizes)
+        self._wire.send_memory(iovecs(source))
         codes[good[~segment.intact(taken)]] = _GONE
         self._wire.send(data.ReadTail(codes.tobytes()))
         del keep
@@ -154,12 +154,11 @@ class Handler:
         checksums of what arrived, shape (n,)."""
         scratch = np.empty(SCRATCH_BYTES, np.uint8)
         memory = _targets(segment, places, codes == 0, int(scratch.ctypes.data))
+        vectors, starts = iovecs(memory), memory.starts
         sums = np.zeros(len(places), np.uint64)
         for first, last in streams.steps(places.sizes):
-            part = span(memory, first, last)
-            joined = _joined(part.addresses, part.lengths)
-            self._wire.receive_memory(joined.addresses, joined.lengths)
-            sums[first:last] = copy.digest(part)
+            self._wire.receive_memory(vectors[starts[first] : starts[last]])
+            copy.digest_some(memory, first, last, sums)
         sums[codes != 0] = 0
         return sums
 
@@ -196,9 +195,3 @@ def _targets(segment: Segment, places: Places, good: npt.NDArray[np.bool_], scra
     lengths[last] = rest[rounds > 0]
     addresses[starts[:-1][good]] = places.offsets[good] + np.uint64(segment.address)
     return Pieces(addresses, lengths, starts)
-
-
-def _joined(addresses: U64, lengths: U64) -> Pieces:
-    """Return neighbouring memory as one piece."""
-    count = len(addresses)
-    return copy.coalesce(Pieces(addresses, lengths, np.array([0, count], np.int64)))

@@ -7,6 +7,7 @@ Addresses are trusted: callers check them against what was registered or mapped.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -114,17 +115,23 @@ def scatter(sources: U64, memory: Pieces) -> None:
 
 def digest(memory: Pieces) -> U64:
     """Return xxh3_64 of each object's pieces in order, shape (n,). Runs in the calling thread."""
-    memory = coalesce(memory)
     sums = np.zeros(len(memory), np.uint64)
-    if _kernels.module is None:
-        _kernels.want(int(memory.lengths.sum()))
-        _digest(memory, sums)
-    else:
-        state = np.empty(native.XXH3_STATE_BYTES + 64, np.uint8)
-        _kernels.module.digest(
-            memory.addresses, memory.lengths, memory.starts, sums, native.state_address(state)
-        )
+    digest_some(coalesce(memory), 0, len(memory), sums)
     return sums
+
+
+def digest_some(memory: Pieces, first: int, last: int, sums: U64) -> None:
+    """Hash the objects ``first`` up to ``last`` of what ``coalesce`` returned into ``sums``."""
+    starts, result = memory.starts[first : last + 1], sums[first:last]
+    if _kernels.module is None:
+        a, b = int(starts[0]), int(starts[-1])
+        _kernels.want(int(memory.lengths[a:b].sum()))
+        _digest(memory, starts, result)
+        return
+    state = np.empty(native.XXH3_STATE_BYTES + 64, np.uint8)
+    _kernels.module.digest(
+        memory.addresses, memory.lengths, starts, result, native.state_address(state)
+    )
 
 
 def whole(addresses: U64, sizes: U64) -> Pieces:
@@ -222,15 +229,15 @@ def _scatter(memory: Pieces, starts: Any, sources: U64) -> None:
             at += lengths[p]
 
 
-def _digest(memory: Pieces, sums: U64) -> None:
-    addresses, lengths = memory.addresses.tolist(), memory.lengths.tolist()
-    bounds = memory.starts.tolist()
-    for i in range(len(memory)):
-        first, last = bounds[i], bounds[i + 1]
+def _digest(memory: Pieces, starts: Any, sums: U64) -> None:
+    bounds = starts.tolist()
+    for i, (first, last) in enumerate(itertools.pairwise(bounds)):
+        addresses = memory.addresses[first:last].tolist()
+        lengths = memory.lengths[first:last].tolist()
         if last - first == 1:
-            sums[i] = native.xxh3(addresses[first], lengths[first])
+            sums[i] = native.xxh3(addresses[0], lengths[0])
             continue
         hasher = native.Hasher()
-        for p in range(first, last):
-            hasher.update(addresses[p], lengths[p])
+        for address, length in zip(addresses, lengths, strict=True):
+            hasher.update(address, length)
         sums[i] = hasher.digest()

@@ -15,7 +15,7 @@ CHUNK_BYTES_MIN = 1024 * 1024
 ITEMS_MAX = 4096
 """Objects in one message: with the longest keys and parents it still fits into a frame."""
 STREAMS = max(2, min(4, os.cpu_count() or 1))
-STEP_BYTES = 1024 * 1024
+STEP_BYTES = 2 * 1024 * 1024
 """Received and hashed in turn, so that the hash reads from the cache."""
 
 
@@ -25,6 +25,8 @@ def chunks(sizes: U64, streams: int) -> list[tuple[int, int]]:
     if not count:
         return []
     done = np.cumsum(sizes, dtype=np.float64)
+    if done[-1] < 2 * CHUNK_BYTES_MIN:
+        return [(0, count)]
     parts = max(1, min(streams, int(done[-1]) // CHUNK_BYTES_MIN, count))
     wanted = np.arange(1, parts) * (done[-1] / parts)
     cuts = {0, count, *(np.searchsorted(done, wanted) + 1).tolist()}
@@ -37,6 +39,8 @@ def steps(sizes: U64, step_bytes: int = STEP_BYTES) -> list[tuple[int, int]]:
     if not count:
         return []
     done = np.cumsum(sizes, dtype=np.float64)
+    if done[-1] <= step_bytes:
+        return [(0, count)]
     group = (done - sizes) // step_bytes
     cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), count]
     return list(itertools.pairwise(cuts))

@@ -20,7 +20,7 @@ from moonpool.errors import (
     TransferError,
 )
 from moonpool.protocol import data
-from moonpool.transport import copy, streams
+from moonpool.transport import copy, streams, wire
 from moonpool.transport.base import I64, U64, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, places_span, some, span
 from moonpool.transport.pool import ConnectionPool
@@ -132,9 +132,9 @@ class TcpTransport:
         """Run a request on a connection; once more on a fresh one if nothing has happened."""
         for fresh in (False, True):
             try:
-                with self._pool.connection(fresh=fresh) as wire:
-                    wire.within(self._timeout_s + nbytes / BYTES_PER_S_MIN)
-                    run(wire)
+                with self._pool.connection(fresh=fresh) as link:
+                    link.within(self._timeout_s + nbytes / BYTES_PER_S_MIN)
+                    run(link)
                 return
             except MoonpoolError as error:
                 _log.debug("%s: %s", self._pool.address, error)
@@ -150,9 +150,9 @@ class _Read:
         self.nbytes = int(memory.lengths.sum())
         self.untouched = True
 
-    def run(self, wire: Wire) -> None:
+    def run(self, link: Wire) -> None:
         places = self.places
-        wire.send(
+        link.send(
             data.ReadBatch(
                 self.segment,
                 places.offsets.tobytes(),
@@ -160,27 +160,26 @@ class _Read:
                 places.generations.tobytes(),
             )
         )
-        head = data.decode_reply(wire.receive(), data.ReadHead)
+        head = data.decode_reply(link.receive(), data.ReadHead)
         self.untouched = False
         codes = _codes(head.codes, len(places))
         coming = np.flatnonzero(codes == 0)
         self.codes[codes != 0] = codes[codes != 0]
-        right = self._receive(wire, coming)
-        tail = _codes(data.decode_reply(wire.receive(), data.ReadTail).codes, len(places))
+        right = self._receive(link, coming)
+        tail = _codes(data.decode_reply(link.receive(), data.ReadTail).codes, len(places))
         self.codes[coming] = np.where(right, 0, _WRONG)
         late = coming[tail[coming] != 0]
         self.codes[late] = tail[late]
 
-    def _receive(self, wire: Wire, coming: I64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _receive(self, link: Wire, coming: I64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Fill the memory of the objects that come; tell which have the right checksum."""
         memory = copy.coalesce(some(self.memory, coming))
-        wanted = self.places.checksums[coming]
-        right = np.zeros(len(coming), bool)
+        iovecs, starts = wire.iovecs(memory), memory.starts
+        sums = np.zeros(len(coming), np.uint64)
         for first, last in streams.steps(self.places.sizes[coming]):
-            part = span(memory, first, last)
-            wire.receive_memory(part.addresses, part.lengths)
-            right[first:last] = copy.digest(part) == wanted[first:last]
-        return right
+            link.receive_memory(iovecs[starts[first] : starts[last]])
+            copy.digest_some(memory, first, last, sums)
+        return np.asarray(sums == self.places.checksums[coming])
 
 
 class _Write:
@@ -201,9 +200,9 @@ class _Write:
         self.codes, self.checksums = codes, checksums
         self.nbytes = int(memory.lengths.sum())
 
-    def run(self, wire: Wire) -> None:
+    def run(self, link: Wire) -> None:
         places = self.places
-        wire.send(
+        link.send(
             data.WriteBatch(
                 self.segment,
                 places.indexes.tobytes(),
@@ -216,12 +215,12 @@ class _Write:
             )
         )
         sums = np.zeros(len(places), np.uint64)
+        iovecs, starts = wire.iovecs(self.memory), self.memory.starts
         for first, last in streams.steps(places.sizes):
-            part = span(self.memory, first, last)
-            sums[first:last] = copy.digest(part)
-            wire.send_memory(part.addresses, part.lengths)
-        wire.send(data.WriteTail(sums.tobytes()))
-        done = data.decode_reply(wire.receive(), data.WriteDone)
+            copy.digest_some(self.memory, first, last, sums)
+            link.send_memory(iovecs[starts[first] : starts[last]])
+        link.send(data.WriteTail(sums.tobytes()))
+        done = data.decode_reply(link.receive(), data.WriteDone)
         codes = _codes(done.codes, len(places))
         # The node compared with what it got; this compares with what we sent.
         arrived = data.words(done.checksums, len(places)) == sums

@@ -24,7 +24,7 @@ from moonpool.errors import DeadlineError, TransferError
 from moonpool.protocol import data
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
 from moonpool.transport import native
-from moonpool.transport.base import U64
+from moonpool.transport.base import Pieces
 
 IOVECS_MAX = 1024
 WAIT_S_MAX = 3600.0
@@ -47,6 +47,7 @@ class _Message(ctypes.Structure):
     )
 
 
+Iovecs = npt.NDArray[np.uint64]
 _Call = Callable[[int, int, int], int]
 _signature = ctypes.CFUNCTYPE(
     ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, use_errno=True
@@ -69,7 +70,6 @@ class Wire:
         self._socket = sock
         self._armed_s = 0.0
         self._deadline = time.monotonic() + WAIT_S_MAX
-        self.moved_bytes = 0
 
     def within(self, seconds: float) -> None:
         """Set the deadline of all operations from now on."""
@@ -142,18 +142,22 @@ class Wire:
 
     # --- memory -------------------------------------------------------------------------------
 
-    def send_memory(self, addresses: U64, lengths: U64) -> None:
-        """Send pieces of memory, in order."""
-        self._move(_sendmsg, socket.MSG_NOSIGNAL, _iovecs(addresses, lengths))
+    def send_memory(self, iovecs: Iovecs) -> None:
+        """Send pieces of memory, in order. ``iovecs`` is changed."""
+        self._move(_sendmsg, socket.MSG_NOSIGNAL, iovecs)
 
-    def receive_memory(self, addresses: U64, lengths: U64) -> None:
-        """Fill pieces of memory, in order."""
-        self._move(_recvmsg, socket.MSG_WAITALL, _iovecs(addresses, lengths))
+    def receive_memory(self, iovecs: Iovecs) -> None:
+        """Fill pieces of memory, in order. ``iovecs`` is changed."""
+        self._move(_recvmsg, socket.MSG_WAITALL, iovecs)
 
-    def _move(self, call: _Call, flags: int, iovecs: npt.NDArray[np.uint64]) -> None:
+    def _move(self, call: _Call, flags: int, iovecs: Iovecs) -> None:
         base, at = int(iovecs.ctypes.data), 0
         while at < len(iovecs):
             count = min(len(iovecs) - at, IOVECS_MAX)
+            done = np.cumsum(iovecs[at : at + count, 1])
+            if not done[-1]:
+                at += count
+                continue
             message = _Message(iovecs=base + _IOVEC_BYTES * at, iovec_count=count)
             self._arm()
             moved = call(self._socket.fileno(), ctypes.addressof(message), flags)
@@ -164,8 +168,7 @@ class Wire:
                 raise self._failure(OSError(code, os.strerror(code)))
             if moved == 0:
                 raise TransferError("the peer closed the connection")
-            self.moved_bytes += moved
-            at = _advance(iovecs, at, count, moved)
+            at = _advance(iovecs, at, done, moved)
 
     def _arm(self) -> None:
         """Let the next system call wait until about the deadline and not longer."""
@@ -197,17 +200,18 @@ def connect(host: str, port: int, seconds: float) -> Wire:
         raise TransferError(f"{host}:{port}: {error.strerror or error}") from None
 
 
-def _iovecs(addresses: U64, lengths: U64) -> npt.NDArray[np.uint64]:
-    """Return an array of ``struct iovec`` without empty ones, shape (p, 2)."""
-    result = np.empty((len(lengths), 2), np.uint64)
-    result[:, 0] = addresses
-    result[:, 1] = lengths
-    return result if lengths.all() else result[lengths != 0]
+def iovecs(memory: Pieces) -> Iovecs:
+    """Return pieces as an array of ``struct iovec``, shape (p, 2)."""
+    result = np.empty((len(memory.lengths), 2), np.uint64)
+    result[:, 0] = memory.addresses
+    result[:, 1] = memory.lengths
+    return result
 
 
-def _advance(iovecs: npt.NDArray[np.uint64], at: int, count: int, moved: int) -> int:
+def _advance(iovecs: Iovecs, at: int, done: npt.NDArray[np.uint64], moved: int) -> int:
     """Return the first iovec that is not done, shortened by what of it is done."""
-    done = np.cumsum(iovecs[at : at + count, 1])
+    if moved == done[-1]:
+        return at + len(done)
     whole = int(np.searchsorted(done, np.uint64(moved), side="right"))
     rest = moved - (int(done[whole - 1]) if whole else 0)
     if rest:
