@@ -185,20 +185,21 @@ class Registry:
         Raises BufferNotRegisteredError, or InvalidArgumentError for read-only memory.
         """
         ranges = self._ranges
-        if not len(pieces.addresses):
+        addresses, lengths = pieces.addresses, pieces.lengths
+        if not lengths.all():
+            addresses, lengths = addresses[lengths != 0], lengths[lengths != 0]
+        if not len(addresses):
             return ranges
-        at = np.searchsorted(ranges.starts, pieces.addresses, "right") - 1
+        at = np.searchsorted(ranges.starts, addresses, "right") - 1
         inside = at >= 0
         if inside.all():
-            room = ranges.nbytes[at] - np.minimum(
-                pieces.addresses - ranges.starts[at], ranges.nbytes[at]
-            )
-            inside = pieces.lengths <= room
+            room = ranges.nbytes[at]
+            inside = lengths <= room - np.minimum(addresses - ranges.starts[at], room)
         if not inside.all():
             wrong = int(np.argmin(inside))
             raise BufferNotRegisteredError(
-                f"{int(pieces.lengths[wrong])} bytes at {int(pieces.addresses[wrong]):#x} are not "
-                "inside a registered buffer"
+                f"{int(lengths[wrong])} bytes at {int(addresses[wrong]):#x} are not inside a "
+                "registered buffer"
             )
         if writable and not ranges.writable[at].all():
             raise InvalidArgumentError("a registered buffer is read-only")
