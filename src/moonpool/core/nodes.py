@@ -178,12 +178,21 @@ def _add_replica(segment: Segment, found: Found, known: Object) -> bool:
 def _keep_writing(state: State, segment: Segment, found: Found) -> bool:
     """Keep a place from others while an unknown client writes there."""
     put = state.puts.get(found.generation)
+    place = Slot(segment.handle, found.index, found.offset)
     if put is not None:
-        place = Slot(segment.handle, found.index, found.offset)
-        return place in put.slots or place in put.held
-    slot = segment.reserve(found.index, found.offset, found.capacity)
-    if slot is None:
+        here = [slot for slot in put.slots + put.held if slot.segment == segment.handle]
+        if here or put.capacity != found.capacity:
+            return place in here
+    if segment.reserve(found.index, found.offset, found.capacity) is None:
         return False
+    if put is None:
+        put = _unknown_put(state, found)
+    put.held.append(place)
+    segment.owners[place.offset] = put
+    return True
+
+
+def _unknown_put(state: State, found: Found) -> Put:
     state.generation = max(state.generation, found.generation)
     put = Put(
         generation=found.generation,
@@ -195,13 +204,11 @@ def _keep_writing(state: State, segment: Segment, found: Found) -> bool:
         started=state.now,
         pinned=False,
         slots=[],
-        held=[slot],
         discarded=True,
         orphaned=True,
     )
-    segment.owners[slot.offset] = put
     add_put(state, put)
-    return True
+    return put
 
 
 def unmount(state: State, request: Unmount, peer: str) -> Done | Failed:

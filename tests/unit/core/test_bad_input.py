@@ -30,7 +30,7 @@ octets = st.one_of(st.sampled_from(KEYS), st.sampled_from([b"", NAMESPACE]), st.
 seconds = st.one_of(
     st.floats(0, 50), st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 1e300, 1e-300])
 )
-texts = st.sampled_from(["", "n1", "n2", "host", "s", "client", "node", "c1", "\ud800", "x" * 5000])
+texts = st.sampled_from(["", "n1", "n2", "host", "s", "client", "node", "c1", "\x00", "x" * 5000])
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: numbers,
     bytes: octets,
