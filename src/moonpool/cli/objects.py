@@ -84,8 +84,9 @@ def ls(
     """List objects, the oldest first."""
     from itertools import islice
 
+    wanted = _namespace(namespace)
     with connect(master) as store:
-        found = store.list(prefix, _namespace(namespace))
+        found = store.list(prefix, wanted)
         infos = [_plain(info) for info in islice(found, limit or None)]
     if as_json:
         print_json(infos)

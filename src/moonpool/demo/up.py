@@ -24,8 +24,8 @@ async def run_up(config: UpConfig, console: Console) -> None:
 
     Raises ConfigError for a port that is taken, StartError for a process that ends by itself.
     """
-    engine.require_vllm()
     sock = listen("port", config.host, config.port)
+    engine.require_vllm()
     url = f"http://{config.host}:{sock.getsockname()[1]}"
     with (
         place.directory(Path(tempfile.gettempdir())) as run_dir,

@@ -37,10 +37,15 @@ def listen(key: str, host: str, port: int) -> socket.socket:
 async def serving(front: Front, sock: socket.socket) -> AsyncIterator[None]:
     """Serve the front on a listening socket for as long as the context lasts."""
     # With handler_cancellation a client that leaves ends its request upstream as well.
-    runner = web.AppRunner(front.app(), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        front.app(),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+    )
     await runner.setup()
     try:
-        await web.SockSite(runner, sock, shutdown_timeout=SHUTDOWN_TIMEOUT_S).start()
+        await web.SockSite(runner, sock).start()
         yield
     finally:
         await runner.cleanup()

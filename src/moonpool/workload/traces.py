@@ -20,6 +20,7 @@ from moonpool.errors import ConfigError
 from moonpool.workload.session import Blocks, Session, Turn
 
 MOONCAKE_BLOCK_TOKENS = 512
+BAD_LINE = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
 LINE_BYTES_MAX = 256 << 20
 NESTING_MAX = 16
 
@@ -124,7 +125,7 @@ def _mooncake(path: Path, lines: _Lines) -> Iterator[Request]:
                 entry.hash_ids,
                 MOONCAKE_BLOCK_TOKENS,
             )
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        except BAD_LINE as error:
             raise TraceError(f"{path}:{number}: {error}") from None
         yield request
 
@@ -136,7 +137,7 @@ def _conversations(path: Path, lines: _Lines) -> Iterator[Group]:
             if conversation.block_size < 1:
                 raise ValueError(f"block_size {conversation.block_size}; 1 or more is allowed")
             requests = list(_flatten(conversation.requests, conversation.block_size, 0))
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        except BAD_LINE as error:
             raise TraceError(f"{path}:{number}: {error}") from None
         if requests:
             yield Group(conversation.id, conversation.block_size, iter(requests), True)
