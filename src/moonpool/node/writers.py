@@ -65,6 +65,21 @@ class Writers:
         with self._lock:
             return sorted(self._attached)
 
+    def snapshot(self) -> frozenset[object]:
+        """Return the connections that may write now, to ask ``any_left`` later."""
+        with self._lock:
+            return frozenset(self._present())
+
+    def any_left(self, before: frozenset[object]) -> bool:
+        """Tell whether any of a snapshot's connections may still write."""
+        with self._lock:
+            return any(wire in before for wire in self._present())
+
+    def _present(self) -> Iterator[Wire]:
+        for where in (self._attached, self._writing):
+            for wires in where.values():
+                yield from wires
+
     @contextmanager
     def _counted(self, where: dict[str, set[Wire]], client: str, wire: Wire) -> Iterator[None]:
         with self._lock:

@@ -26,8 +26,8 @@ KEY_INLINE_BYTES: Final = 128
 PARENT_BYTES_MAX: Final = 64
 """Longer parents are not stored; the object is a root after a restart of the node."""
 NAME_BYTES_MAX: Final = 255
-SEGMENT_BYTES_MAX: Final = 1 << 46
-SLOTS_MAX: Final = 1 << 31
+SEGMENT_BYTES_MAX: Final = 1 << 42
+SLOTS_MAX: Final = 1 << 24
 BYTES_PER_SLOT: Final = 16 * 1024
 """By default the table has an entry for each so many bytes of data."""
 LARGE_BYTES: Final = 64 * 1024 * 1024
@@ -99,7 +99,7 @@ class Geometry:
     def holding(cls, data_bytes: int, slots: int | None = None) -> Geometry:
         """Return the geometry for at least so many bytes of payload."""
         data = _up(max(data_bytes, PAGE_BYTES), PAGE_BYTES)
-        return cls(data, slots or max(256, data // BYTES_PER_SLOT))
+        return cls(data, slots or min(max(256, data // BYTES_PER_SLOT), SLOTS_MAX))
 
     @classmethod
     def within(cls, total_bytes: int, slots: int | None = None) -> Geometry:

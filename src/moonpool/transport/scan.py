@@ -23,33 +23,40 @@ _STEP_ENTRIES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a segment holds. ``torn`` counts entries that were begun and are not whole."""
+    """What a segment holds: whole objects, and slots that were begun and not committed
+    (``writing`` is set in them). ``torn`` counts entries that are neither."""
 
     found: list[Found]
+    writing: list[Found]
     generation_max: int
     torn: int
 
 
 def read(segment: Segment, table: Any, owners: Owners, *, verify: bool, reset: bool) -> Scan:
-    """Return the objects that are whole: committed, in bounds, and all pages their own.
+    """Return what the table tells, holes left alone.
 
-    verify: also compare each payload with its checksum. reset: free all other entries.
-    Holes are not read.
+    An object is whole if it is committed, in bounds, and all its pages are its own. verify: also
+    compare each payload with its checksum. reset: free the entries that are torn.
     """
     found: list[Found] = []
+    writing: list[Found] = []
     newest, torn = _newest_owner(segment, owners), 0
     for first, last in _table_steps(segment):
         entries = table[first:last].copy()
         used = np.flatnonzero(entries["state"] != layout.FREE)
         entries = entries[used]
-        alive = _alive(segment, entries, verify)
-        if len(entries):
-            newest = max(newest, int(entries["generation"][alive].max(initial=0)))
+        alive = _alive(segment, entries)
+        begun = alive & (entries["state"] == layout.WRITING)
+        alive &= entries["state"] == layout.COMMITTED
+        if verify:
+            _verify(segment, entries, alive)
         found += _found(segment, entries[alive], (used[alive] + first).tolist())
-        torn += len(entries) - int(alive.sum())
+        writing += _found(segment, entries[begun], (used[begun] + first).tolist(), writing=True)
+        broken = ~(alive | begun)
+        torn += int(broken.sum())
         if reset:
-            table["state"][first + used[~alive]] = layout.FREE
-    return Scan(found, newest, torn)
+            table["state"][first + used[broken]] = layout.FREE
+    return Scan(found, writing, newest, torn)
 
 
 def filled(fd: int, first: int, last: int) -> list[tuple[int, int]]:
@@ -70,21 +77,22 @@ def filled(fd: int, first: int, last: int) -> list[tuple[int, int]]:
     return result
 
 
-def _alive(segment: Segment, entries: Any, verify: bool) -> Any:
-    """Tell which entries describe whole objects, shape (n,)."""
-    alive = entries["state"] == layout.COMMITTED
-    alive &= entries["check"] == layout.entry_checks(entries)
+def _alive(segment: Segment, entries: Any) -> Any:
+    """Tell which entries are not torn, in bounds, and own all their pages, shape (n,)."""
+    alive = entries["check"] == layout.entry_checks(entries)
     key, size, room = entries["key_bytes"].astype(np.uint64), entries["size"], entries["capacity"]
     tail = np.where(key > layout.KEY_INLINE_BYTES, key, 0).astype(np.uint64)
     alive &= (key > 0) & (size <= room) & (tail <= room - np.minimum(size, room))
     alive &= entries["parent_bytes"] <= layout.PARENT_BYTES_MAX
-    whole = _places(entries, room)
-    alive &= segment.intact(whole)
-    if verify and alive.any():
-        chosen = entries[alive]
-        at = chosen["offset"] + np.uint64(segment.address)
-        alive[alive] = copy.digest(copy.whole(at, chosen["size"])) == chosen["checksum"]
+    alive &= segment.intact(_places(entries, room))
     return alive
+
+
+def _verify(segment: Segment, entries: Any, alive: Any) -> None:
+    """Take out those whose payload is not what was put."""
+    chosen = entries[alive]
+    at = chosen["offset"] + np.uint64(segment.address)
+    alive[alive] = copy.digest(copy.whole(at, chosen["size"])) == chosen["checksum"]
 
 
 def _places(entries: Any, lengths: Any) -> Places:
@@ -100,7 +108,9 @@ def _places(entries: Any, lengths: Any) -> Places:
     )
 
 
-def _found(segment: Segment, entries: Any, indexes: list[int]) -> Iterator[Found]:
+def _found(
+    segment: Segment, entries: Any, indexes: list[int], *, writing: bool = False
+) -> Iterator[Found]:
     data = segment.data()
     for index, entry in zip(indexes, entries, strict=True):
         offset, size, length = (int(entry[f]) for f in ("offset", "size", "key_bytes"))
@@ -116,6 +126,7 @@ def _found(segment: Segment, entries: Any, indexes: list[int]) -> Iterator[Found
             generation=int(entry["generation"]),
             index=index,
             offset=offset,
+            writing=writing,
         )
 
 

@@ -124,13 +124,14 @@ def test_what_was_put_is_found(segment: Segment) -> None:
     assert found.torn == 0
 
 
-def test_what_was_only_begun_is_freed(segment: Segment) -> None:
+def test_what_was_only_begun_is_told_apart(segment: Segment) -> None:
     put(segment, 3)
     where = places([5000], 500, base=MIB, index=7)
     assert not segment.begin(where, keys(1), []).any()
     found = segment.scan(reset=True)
-    assert (len(found.found), found.torn, found.generation_max) == (3, 1, 500)
-    assert segment.scan().torn == 0
+    assert (len(found.found), found.torn, found.generation_max) == (3, 0, 500)
+    assert [(f.index, f.offset, f.writing) for f in found.writing] == [(7, MIB, True)]
+    assert not any(f.writing for f in found.found)
 
 
 @pytest.mark.parametrize("at", range(0, 248, 9))
@@ -152,6 +153,7 @@ def test_a_half_written_commit_is_not_one(segment: Segment, cut: int) -> None:
     for mixed in (before[:cut] + after[cut:], after[:cut] + before[cut:]):
         segment.views().table[:256] = mixed
         assert len(segment.scan().found) == (mixed == after)
+        assert len(segment.scan().writing) == (mixed == before)
 
 
 def test_a_page_of_another_owner_makes_an_object_gone(segment: Segment) -> None:

@@ -1,0 +1,138 @@
+"""``moonpool node``: segments, data port and session with the master, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from moonpool.config import NodeConfig, default_segment_dir
+from moonpool.errors import ConfigError
+from moonpool.node.server import DataServer
+from moonpool.node.session import MasterSession
+from moonpool.node.storage import Storage, remove_stale
+from moonpool.node.touch import Toucher
+from moonpool.node.writers import Writers
+
+_log = logging.getLogger(__name__)
+
+BEAT_S = 60.0
+
+
+def run(config: NodeConfig) -> None:
+    """Serve until SIGINT or SIGTERM, then leave nothing behind. Raises ConfigError.
+
+    A node that is killed leaves its segment files; the next one of its name takes them over.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run_until_signal(config))
+
+
+async def _run_until_signal(config: NodeConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(config) as running:
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopped, running.session}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if running.session.done():
+            running.session.result()
+    _log.info("node stopped")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A node that serves; ``session`` only ends when it is cancelled."""
+
+    storage: Storage
+    server: DataServer
+    session: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def serving(config: NodeConfig) -> AsyncIterator[Running]:
+    """Run a node in the running loop for as long as the context lasts. Raises ConfigError."""
+    name, directory = config.name or socket.gethostname(), config.segment_dir
+    storage = Storage(name, directory or default_segment_dir(), config.size, config.segment_size)
+    writers = Writers()
+    server = DataServer(storage, writers, config.host, config.port)
+    toucher: Toucher | None = None
+    served = False
+    try:
+        address = advertised(config, server.port)
+        await asyncio.to_thread(storage.open)
+        await asyncio.to_thread(remove_stale, storage.root, storage.name, time.time())
+        if config.touch_ahead:
+            toucher = Toucher(storage.segments())
+            toucher.start()
+        server.start()
+        served = True
+        async with _session(config, storage, writers, address, server) as running:
+            yield running
+    finally:
+        if toucher is not None:
+            toucher.close()
+        await asyncio.to_thread(server.close)
+        # What failed to start leaves the objects of the life before where they are.
+        storage.close(delete=served)
+
+
+@contextlib.asynccontextmanager
+async def _session(
+    config: NodeConfig, storage: Storage, writers: Writers, address: str, server: DataServer
+) -> AsyncIterator[Running]:
+    _log.info("node %s serves at %s", storage.name, address)
+
+    def ready() -> None:
+        if config.ready_file:
+            _write_ready_file(Path(config.ready_file), server.port)
+
+    session = MasterSession(
+        config.master, storage, writers, address, token=config.token, on_ready=ready
+    )
+    tasks = [asyncio.create_task(session.run()), asyncio.create_task(_beating(storage))]
+    try:
+        yield Running(storage, server, tasks[0])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _beating(storage: Storage) -> None:
+    while True:
+        storage.beat()
+        await asyncio.sleep(BEAT_S)
+
+
+def advertised(config: NodeConfig, port: int) -> str:
+    """Return the host:port under which others reach the node. Raises ConfigError."""
+    host, colon, number = config.advertise.rpartition(":")
+    if config.advertise and not colon:
+        host, number = config.advertise, str(port)
+    elif not config.advertise:
+        host, number = config.host, str(port)
+        if host in ("0.0.0.0", "::", ""):
+            host = socket.gethostname()
+    if not host or not number.isdecimal() or not 0 < int(number) < 65_536:
+        raise ConfigError(f"advertise: {config.advertise!r} is not allowed; allowed: host[:port]")
+    return f"{host}:{number}"
+
+
+def _write_ready_file(path: Path, port: int) -> None:
+    """Write the file under another name first, so that whoever waits for it sees all of it."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps({"port": port, "pid": os.getpid()}))
+    draft.replace(path)

@@ -1,0 +1,200 @@
+"""The node's life with its master: mount, announce, obey pushes, come back for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import Callable, Iterator
+
+from moonpool.core.messages import (
+    Announce,
+    Announced,
+    Done,
+    DropSlots,
+    FenceWriter,
+    Found,
+    GetSegments,
+    Mount,
+    Mounted,
+    Push,
+    SegmentInfo,
+    Segments,
+    Unmount,
+    WriterGone,
+)
+from moonpool.errors import MoonpoolError
+from moonpool.node.link import Link, hello
+from moonpool.node.storage import Storage
+from moonpool.node.writers import Writers
+from moonpool.transport.pool import parse_address
+from moonpool.transport.scan import Scan
+from moonpool.transport.segment import Segment
+
+_log = logging.getLogger(__name__)
+
+ANNOUNCE_OBJECTS = 2000
+BACK_OFF_FIRST_S = 0.1
+BACK_OFF_MAX_S = 5.0
+PING_S = 5.0
+OLD_WRITERS_POLL_S = 0.5
+UNMOUNT_S = 2.0
+
+
+class MasterSession:
+    """Keeps the node's segments mounted at the master. ``on_ready`` is called after each mount.
+
+    ``address`` is where others reach the node's data port.
+    """
+
+    def __init__(
+        self,
+        master: str,
+        storage: Storage,
+        writers: Writers,
+        address: str,
+        *,
+        token: str = "",
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._host, self._port = parse_address(master)
+        self._master = master
+        self._storage = storage
+        self._writers = writers
+        self._address = address
+        self._hello = hello(f"node/{storage.name}/{secrets.token_hex(8)}", token)
+        self._on_ready = on_ready
+        self._by_handle: dict[int, Segment] = {}
+        self._gone: asyncio.Queue[WriterGone] = asyncio.Queue()
+        self._failures = 0
+        self._told: str = ""
+
+    async def run(self) -> None:
+        """Stay connected until cancelled; then take the segments back."""
+        loop = asyncio.get_running_loop()
+
+        def gone(client: str, generation: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the node ends
+                loop.call_soon_threadsafe(self._gone.put_nowait, WriterGone(client, generation))
+
+        self._writers.on_gone = gone
+        while True:
+            try:
+                await self._live()
+            except MoonpoolError as error:
+                self._failures += 1
+                self._tell(f"no session with the master at {self._master}: {error}")
+            await asyncio.sleep(back_off_s(self._failures))
+
+    async def _live(self) -> None:
+        """Have one session, from connecting to its end."""
+        link, welcome = await Link.open(self._host, self._port, self._hello, self._obey)
+        old = self._writers.snapshot()
+        try:
+            await self._mount_all(link)
+            self._tell(f"mounted at the master at {self._master}, epoch {welcome.epoch}")
+            self._failures = 0
+            self._on_ready()
+            await self._serve(link, old)
+        except asyncio.CancelledError:
+            await self._take_back(link)
+            raise
+        finally:
+            self._by_handle.clear()
+            await link.close()
+
+    # --- mounting -----------------------------------------------------------------------------
+
+    async def _mount_all(self, link: Link) -> None:
+        for info in self._storage.infos(self._address):
+            segment = self._storage.segment(info.name)
+            if segment is not None:
+                await self._mount(link, info, segment)
+
+    async def _mount(self, link: Link, info: SegmentInfo, segment: Segment) -> None:
+        contents = await asyncio.to_thread(self._storage.contents, info.name)
+        mounted = await link.request(Mount(info, contents.generation_max), Mounted)
+        self._by_handle[mounted.handle] = segment
+        rejected: dict[int, int] = {}
+        for objects, last in pieces(contents):
+            answer = await link.request(Announce(mounted.handle, objects, last), Announced)
+            generations = {found.index: found.generation for found in objects}
+            rejected |= {i: generations[i] for i in answer.rejected if i in generations}
+        if rejected:
+            segment.drop(list(rejected), list(rejected.values()))
+            _log.info("segment %s: %d objects not adopted", info.name, len(rejected))
+
+    async def _take_back(self, link: Link) -> None:
+        """Say goodbye, if the master listens."""
+        with contextlib.suppress(MoonpoolError):
+            for handle in list(self._by_handle):
+                await link.request(Unmount(handle), Done, UNMOUNT_S)
+
+    # --- afterwards ---------------------------------------------------------------------------
+
+    async def _serve(self, link: Link, old: frozenset[object]) -> None:
+        """Send what there is to say until the session ends; raise MoonpoolError if it breaks."""
+        helpers = [
+            asyncio.create_task(self._ping(link)),
+            asyncio.create_task(self._report_gone(link)),
+            asyncio.create_task(self._report_old_writers(link, old)),
+        ]
+        try:
+            waiting: set[asyncio.Task[object]] = {link.ended, *helpers}
+            while not link.ended.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {link.ended}:
+                    task.result()
+            self._tell(
+                f"the session with the master at {self._master} ended: {link.ended.result()}"
+            )
+        finally:
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _ping(self, link: Link) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            await link.request(GetSegments(), Segments, 2 * PING_S)
+
+    async def _report_gone(self, link: Link) -> None:
+        while True:
+            await link.request(await self._gone.get(), Done)
+
+    async def _report_old_writers(self, link: Link, old: frozenset[object]) -> None:
+        """Say so when nobody is left who was here before this session."""
+        # Locks of files and ends of connections in other threads: there is no event to wait for.
+        while self._writers.any_left(old) or self._storage.has_old_users():  # noqa: ASYNC110
+            await asyncio.sleep(OLD_WRITERS_POLL_S)
+        await link.request(WriterGone(""), Done)
+
+    def _obey(self, push: Push) -> None:
+        if isinstance(push, DropSlots):
+            segment = self._by_handle.get(push.handle)
+            if segment is not None and len(push.indexes) == len(push.generations):
+                segment.drop(push.indexes, push.generations)
+        elif isinstance(push, FenceWriter):
+            self._writers.fence(push.client, push.generation)
+
+    def _tell(self, text: str) -> None:
+        """Log a change of state once."""
+        if text != self._told:
+            self._told = text
+            _log.info("%s", text)
+
+
+def pieces(contents: Scan) -> Iterator[tuple[list[Found], bool]]:
+    """Cut what a segment holds into announcements; the last one is marked, and there is one."""
+    objects = contents.found + contents.writing
+    for at in range(0, max(len(objects), 1), ANNOUNCE_OBJECTS):
+        yield objects[at : at + ANNOUNCE_OBJECTS], at + ANNOUNCE_OBJECTS >= len(objects)
+
+
+def back_off_s(failures: int, jitter: float | None = None) -> float:
+    """Return how long to wait after so many failures in a row; jitter is in [0, 1)."""
+    part = random.random() if jitter is None else jitter
+    longest = min(BACK_OFF_MAX_S, BACK_OFF_FIRST_S * (1 << min(failures, 16)))
+    return longest * (0.5 + part / 2)

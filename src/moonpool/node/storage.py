@@ -1,0 +1,286 @@
+"""A node's segments on this host: made, taken over from a life before, deleted on a clean end.
+
+``<segment_dir>/<node>/`` holds for each segment the file itself, ``<name>.seg``, and a *users
+file*, ``<name>.<time>.users``: who maps the segment holds a shared lock on it. A segment that is
+taken over gets a new users file; as long as the old one is locked there are writers from before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from moonpool.core.messages import SegmentInfo
+from moonpool.errors import ConfigError, InvalidArgumentError, TransferError
+from moonpool.protocol.data import AttachedSegment
+from moonpool.transport.host import host_identity
+from moonpool.transport.layout import Geometry, new_header
+from moonpool.transport.scan import Scan
+from moonpool.transport.segment import Segment
+
+_log = logging.getLogger(__name__)
+
+SIZE_MIN = 1024 * 1024
+STALE_AFTER_S = 600.0
+NAME_CHARS_MAX = 100
+
+
+@dataclass
+class Held:
+    """A segment with what was found in it and its users file."""
+
+    segment: Segment
+    users: Path
+    adopted: Scan | None
+
+
+class Storage:
+    """The segments of the node ``name``: ``size`` bytes of files in ``directory``, none larger
+    than ``segment_size``. Nothing is on disk before ``open``."""
+
+    def __init__(self, name: str, directory: str, size: int, segment_size: int) -> None:
+        if not 0 < len(name) <= NAME_CHARS_MAX or name[0] == "." or set(name) & set("/\0\n"):
+            raise ConfigError(f"name: {name!r} cannot name a node; a host name would do")
+        self.name = name
+        self.host = ""
+        self.root = Path(directory)
+        self.directory = self.root / name
+        self._shapes = _shapes(size, segment_size)
+        self._held: dict[str, Held] = {}
+        self._old_users: list[Path] = []
+        self._made_root = False
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make the segments or take over those that are there. Raises ConfigError."""
+        kept: dict[str, Segment] = {}
+        try:
+            self._made_root = not self.root.exists()
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.host = host_identity(self.root)
+            self._take_over(kept)
+            self._check_space(kept)
+            for name, shape in self._shapes.items():
+                segment = kept.get(name)
+                made = segment or Segment.create(
+                    self.directory / f"{name}.seg", new_header(self.name, name, shape)
+                )
+                self._held[name] = self._hold(name, made, taken_over=segment is not None)
+        except BaseException as error:
+            for held in self._held.values():
+                if held.adopted is None:
+                    held.segment.unlink()
+                held.users.unlink(missing_ok=True)
+            for segment in [*kept.values(), *self.segments()]:
+                segment.close()
+            self._held.clear()
+            if isinstance(error, OSError):
+                raise ConfigError(
+                    f"segment_dir: {self.directory}: {error.strerror}; a directory in shared "
+                    "memory that this user may write to is needed"
+                ) from None
+            raise
+
+    def close(self, *, delete: bool) -> None:
+        """Give the segments up; with ``delete`` their files go, else the next start has them."""
+        for held in self._held.values():
+            if delete:
+                held.segment.unlink()
+                held.users.unlink(missing_ok=True)
+            held.segment.close()
+        self._held.clear()
+        if delete:
+            for path in self._old_users:
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another node's files are there
+                self.directory.rmdir()
+                if self._made_root:
+                    self.root.rmdir()
+
+    def beat(self) -> None:
+        """Mark the files as in use, so that their age tells how long a dead node is dead."""
+        for held in self._held.values():
+            with contextlib.suppress(OSError):
+                os.utime(held.segment.path)
+
+    # --- what there is ------------------------------------------------------------------------
+
+    def segments(self) -> list[Segment]:
+        """Return all segments."""
+        return [held.segment for held in self._held.values()]
+
+    def segment(self, name: str) -> Segment | None:
+        """Return a segment by name."""
+        held = self._held.get(name)
+        return None if held is None else held.segment
+
+    def attachable(self) -> list[AttachedSegment]:
+        """Return what clients on this host may map."""
+        return [
+            AttachedSegment(name, held.segment.path, held.segment.header.epoch, str(held.users))
+            for name, held in self._held.items()
+        ]
+
+    def infos(self, address: str) -> list[SegmentInfo]:
+        """Return the segments as the master is told of them."""
+        return [
+            SegmentInfo(
+                name=name,
+                node=self.name,
+                host=self.host,
+                address=address,
+                path=held.segment.path,
+                data_bytes=held.segment.geometry.data_bytes,
+                slots=held.segment.geometry.slots,
+            )
+            for name, held in self._held.items()
+        ]
+
+    def contents(self, name: str) -> Scan:
+        """Return what is in a segment: the verified scan of a take-over once, then new ones."""
+        held = self._held[name]
+        adopted, held.adopted = held.adopted, None
+        return adopted or held.segment.scan()
+
+    def has_old_users(self) -> bool:
+        """Tell whether processes map a segment since before this life of the node."""
+        self._old_users = [path for path in self._old_users if not _remove_unused(path)]
+        return bool(self._old_users)
+
+    # --- opening ------------------------------------------------------------------------------
+
+    def _take_over(self, kept: dict[str, Segment]) -> None:
+        """Collect the segments of an earlier life that fit; delete the others."""
+        for path in sorted(self.directory.glob("*.seg")):
+            segment = self._open_owned(path)
+            name = path.name.removesuffix(".seg")
+            if segment is not None and self._fits(segment, name):
+                kept[name] = segment
+                continue
+            path.unlink(missing_ok=True)
+            _log.info("deleted %s, which is no segment of this node as it is now", path)
+            if segment is not None:
+                segment.close()
+        for path in self.directory.glob("*.users"):
+            name = path.name.split(".")[0]
+            if name not in kept:
+                path.unlink(missing_ok=True)
+            elif not _remove_unused(path):
+                self._old_users.append(path)
+
+    def _open_owned(self, path: Path) -> Segment | None:
+        try:
+            return Segment.open(path, own=True)
+        except TransferError:
+            raise ConfigError(
+                f"name: a node {self.name!r} runs on this host already ({path} is locked); "
+                "names are unique"
+            ) from None
+        except (InvalidArgumentError, OSError) as error:
+            _log.warning("%s: %s", path, error)
+            return None
+
+    def _fits(self, segment: Segment, name: str) -> bool:
+        header = segment.header
+        return (header.node, header.name, header.geometry) == (
+            self.name,
+            name,
+            self._shapes.get(name),
+        )
+
+    def _check_space(self, kept: dict[str, Segment]) -> None:
+        wanted = sum(shape.total_bytes for shape in self._shapes.values())
+        have = sum(512 * Path(segment.path).stat().st_blocks for segment in kept.values())
+        found = os.statvfs(self.root)
+        free = found.f_bavail * found.f_frsize
+        if wanted - have > free:
+            raise ConfigError(
+                f"size: {wanted} bytes are wanted and {have + free} are free in {self.root}; "
+                f"at most {have + free} are allowed"
+            )
+
+    def _hold(self, name: str, segment: Segment, *, taken_over: bool) -> Held:
+        users = self.directory / f"{name}.{time.time_ns()}.users"
+        users.touch(mode=0o600)
+        adopted = None
+        if taken_over:
+            adopted = segment.scan(verify=True, reset=True)
+            _log.info(
+                "took over %s: %d objects, %d unfinished, %d broken entries",
+                segment.path,
+                len(adopted.found),
+                len(adopted.writing),
+                adopted.torn,
+            )
+        return Held(segment, users, adopted)
+
+
+def remove_stale(root: Path, own: str, now_s: float, after_s: float = STALE_AFTER_S) -> list[Path]:
+    """Delete segments of other nodes whose owner is dead for ``after_s``; return their paths.
+
+    now_s: the time as in the files' modification times, which a living node renews (``beat``).
+    Younger ones are left alone: their node may be about to start again.
+    """
+    removed = []
+    for path in sorted(root.glob("*/*.seg")):
+        if path.parent.name == own:
+            continue
+        with contextlib.suppress(OSError):
+            age = now_s - path.stat().st_mtime
+            if age >= after_s and _delete_if_free(path):
+                _log.warning("deleted %s, whose node died %.0f s ago", path, age)
+                removed.append(path)
+                path.parent.rmdir()
+    return removed
+
+
+def _shapes(size: int, segment_size: int) -> dict[str, Geometry]:
+    """Return the segments' names and geometries."""
+    if size < SIZE_MIN:
+        raise ConfigError(f"size: {size} bytes; at least {SIZE_MIN} are needed")
+    if segment_size < SIZE_MIN:
+        raise ConfigError(f"segment_size: {segment_size} bytes; at least {SIZE_MIN} are needed")
+    count = -(-size // segment_size)
+    try:
+        shape = Geometry.within(size // count)
+    except InvalidArgumentError as error:
+        raise ConfigError(f"size: {size}: {error}") from None
+    return {f"segment-{i}": shape for i in range(count)}
+
+
+def _remove_unused(path: Path) -> bool:
+    """Delete a users file that nobody has locked; return whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return True
+    try:
+        # The lock keeps a client out that is just about to map the segment.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _delete_if_free(path: Path) -> bool:
+    """Delete a segment file and its users files if nobody owns it; return whether it is gone."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    for users in path.parent.glob(f"{path.name.removesuffix('.seg')}.*.users"):
+        users.unlink(missing_ok=True)
+    return True

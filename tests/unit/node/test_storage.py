@@ -1,0 +1,172 @@
+"""Segments on disk over the lives of nodes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moonpool.errors import ConfigError
+from moonpool.node.storage import Storage, remove_stale
+from moonpool.transport.segment import Segment
+from moonpool.transport.shm import ShmTransport
+from tests.unit.transport.support import batch, keys, places
+
+MIB = 1024 * 1024
+
+
+def storage(root: Path, name: str = "n", size: int = 8 * MIB, segment: int = 8 * MIB) -> Storage:
+    return Storage(name, str(root), size, segment)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Storage]:
+    made = storage(tmp_path / "root")
+    made.open()
+    yield made
+    made.close(delete=True)
+
+
+def fill(segment: Segment, count: int = 5, generation: int = 10) -> None:
+    where = places([5000] * count, generation)
+    written = ShmTransport(segment).write(where, batch(1, [5000] * count).pieces, keys(count), [])
+    assert not written.codes.any()
+
+
+def users_of(opened: Storage) -> Path:
+    return Path(opened.attachable()[0].users)
+
+
+def test_a_clean_end_leaves_nothing(tmp_path: Path) -> None:
+    made = storage(tmp_path / "root", size=20 * MIB)
+    made.open()
+    assert [s.header.name for s in made.segments()] == ["segment-0", "segment-1", "segment-2"]
+    assert sum(s.geometry.total_bytes for s in made.segments()) <= 20 * MIB
+    assert {info.name for info in made.infos("h:1")} == {s.header.name for s in made.segments()}
+    made.close(delete=True)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_root_that_was_there_stays(tmp_path: Path) -> None:
+    made = storage(tmp_path)
+    made.open()
+    made.close(delete=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_life_takes_over(tmp_path: Path) -> None:
+    first = storage(tmp_path)
+    first.open()
+    epoch = first.segments()[0].header.epoch
+    fill(first.segments()[0])
+    begun = places([100], 99, base=4 * MIB, index=77)
+    first.segments()[0].begin(begun, keys(1), [])
+    first.segments()[0].data()[0] ^= 1
+    first.close(delete=False)
+    second = storage(tmp_path)
+    second.open()
+    assert second.segments()[0].header.epoch == epoch
+    found = second.contents("segment-0")
+    assert [f.index for f in found.found] == [1, 2, 3, 4]
+    assert [f.index for f in found.writing] == [77]
+    assert found.generation_max == 99
+    assert len(second.contents("segment-0").found) == 4
+    assert not second.has_old_users()
+    second.close(delete=True)
+
+
+def test_another_size_starts_afresh(tmp_path: Path) -> None:
+    first = storage(tmp_path)
+    first.open()
+    fill(first.segments()[0])
+    first.close(delete=False)
+    second = storage(tmp_path, size=16 * MIB, segment=16 * MIB)
+    second.open()
+    assert second.contents("segment-0").found == []
+    second.close(delete=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_segment_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n" / "segment-0.seg").write_bytes(b"rubbish" * 1000)
+    (tmp_path / "n" / "segment-7.seg").write_bytes(b"")
+    made = storage(tmp_path)
+    made.open()
+    assert sorted(p.suffix for p in (tmp_path / "n").iterdir()) == [".seg", ".users"]
+    made.close(delete=True)
+
+
+def test_two_nodes_of_one_name(opened: Storage) -> None:
+    other = storage(opened.root)
+    with pytest.raises(ConfigError, match="name: a node 'n' runs"):
+        other.open()
+    other.close(delete=True)
+    assert Path(opened.segments()[0].path).exists()
+    assert users_of(opened).exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "../up", "a/b", "x" * 101, "a\n"])
+def test_names_that_are_no_directory(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name: "):
+        storage(tmp_path, name)
+
+
+@pytest.mark.parametrize(("size", "segment", "key"), [(5, MIB, "size"), (MIB, 5, "segment_size")])
+def test_sizes_that_are_too_small(size: int, segment: int, key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}: "):
+        storage(tmp_path, size=size, segment=segment)
+
+
+def test_more_than_is_free(tmp_path: Path) -> None:
+    made = storage(tmp_path, size=1 << 41, segment=1 << 41)
+    with pytest.raises(ConfigError, match=r"^size: .* are free in"):
+        made.open()
+    assert [p.name for p in tmp_path.rglob("*.seg")] == []
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^segment_dir: "):
+        storage(tmp_path / "file").open()
+
+
+def test_users_of_the_life_before(tmp_path: Path) -> None:
+    first = storage(tmp_path)
+    first.open()
+    fd = os.open(users_of(first), os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    first.close(delete=False)
+    second = storage(tmp_path)
+    second.open()
+    assert second.has_old_users()
+    os.close(fd)
+    assert not second.has_old_users()
+    assert [p.name for p in (tmp_path / "n").glob("*.users")] == [users_of(second).name]
+    second.close(delete=True)
+
+
+def test_stale_segments_of_others(opened: Storage) -> None:
+    root = opened.root
+    dead = storage(root, "dead")
+    dead.open()
+    path = Path(dead.segments()[0].path)
+    now = path.stat().st_mtime
+    assert remove_stale(root, "n", now + 700) == []
+    dead.close(delete=False)
+    assert remove_stale(root, "n", now + 500) == []
+    assert path.exists()
+    assert remove_stale(root, "dead", now + 700) == []
+    assert remove_stale(root, "n", now + 700) == [path]
+    assert not path.parent.exists()
+    assert opened.segments()[0].scan().torn == 0
+
+
+def test_beat_makes_files_young(opened: Storage) -> None:
+    path = Path(opened.segments()[0].path)
+    os.utime(path, (1, 1))
+    opened.beat()
+    assert path.stat().st_mtime > 1000
