@@ -19,6 +19,8 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
         return st.integers(0, 2**63 - 1)
     if kind is float:
         return st.floats(allow_nan=False)
+    if get_origin(kind) is dict:
+        return st.dictionaries(st.text(max_size=5), _values(int), max_size=3)
     if get_origin(kind) is list:
         return st.lists(_values(get_args(kind)[0]), max_size=3)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 from hypothesis import given, settings
-from tests.unit.protocol.strategies import hostile_payloads, replies, request_ids, requests
+from hypothesis import strategies as st
 
 from moonpool.core import messages as m
 from moonpool.errors import ProtocolError
@@ -14,6 +16,8 @@ from moonpool.protocol.codec import (
     encode,
 )
 from moonpool.protocol.framing import FrameDecoder
+from tests.unit.protocol.mutants import mutant
+from tests.unit.protocol.strategies import hostile_payloads, replies, request_ids, requests
 
 
 def payload_of(request_id: int, message: m.Message) -> bytes:
@@ -31,9 +35,20 @@ def test_every_reply_and_push_reads_back(request_id: int, reply: m.Reply | m.Pus
     assert decode_reply(payload_of(request_id, reply)) == (request_id, reply)
 
 
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(hostile_payloads)
-def test_hostile_bytes_are_a_message_or_a_protocol_error(payload: bytes) -> None:
+def test_bytes_of_any_shape_are_a_message_or_a_protocol_error(payload: bytes) -> None:
+    is_message_or_refused(payload)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_damaged_requests_are_a_message_or_a_protocol_error(chance: random.Random) -> None:
+    for _ in range(20):
+        is_message_or_refused(mutant(chance))
+
+
+def is_message_or_refused(payload: bytes) -> None:
     for decode in (decode_request, decode_reply):
         try:
             request_id, message = decode(payload)
