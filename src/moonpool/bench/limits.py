@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def memcpy_seconds(destination: Bytes, source: Bytes, threads: int = 1) -> float
     cuts = np.linspace(0, len(source), threads + 1).astype(int)
     work = [
         threading.Thread(target=np.copyto, args=(destination[a:b], source[a:b]))
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+        for a, b in itertools.pairwise(cuts)
     ]
     began = time.perf_counter()
     for thread in work:
@@ -67,7 +68,7 @@ class SocketLimit:
 
     def seconds(self, source: Bytes) -> float:
         """Return the time until the other process has received ``source`` once."""
-        view = memoryview(source)
+        view = source.data
         part = self.size // self.streams
 
         def send(peer: socket.socket, begin: int) -> None:

@@ -81,7 +81,7 @@ def scattered(memory: Bytes, workload: Workload, seed: int) -> Pieces:
 
 def batch_keys(count: int) -> list[str | bytes]:
     """Return keys such as an engine uses: one namespace, 16-byte digests."""
-    from moonpool.core.keys import pack  # noqa: PLC0415
+    from moonpool.core.keys import pack
 
     return [pack(i.to_bytes(16, "big"), NAMESPACE) for i in range(count)]
 
@@ -189,7 +189,7 @@ def tcp_rows(bulk: Bulk, options: Options, wanted: float) -> Iterator[Row]:
 def lookup_rows(store: Store, options: Options) -> Iterator[Row]:
     """Yield the prefix lookup, all present and with the first block missing."""
     name = b"moonpool-lookup."
-    from moonpool.core.keys import pack  # noqa: PLC0415
+    from moonpool.core.keys import pack
 
     digests = [i.to_bytes(16, "big") for i in range(options.blocks)]
     keys: list[str | bytes] = [pack(digest, name) for digest in digests]
