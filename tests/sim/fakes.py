@@ -54,7 +54,7 @@ class File:
         return entry.committed and all(self.owners[p] == entry.generation for p in entry.pages)
 
     def scan(self) -> list[Found]:
-        """Return what a recovery finds; entries of overwritten places are dropped."""
+        """Return what a recovery finds, unfinished writes first; drop overwritten entries."""
         found: list[Found] = []
         for index, entry in list(self.entries.items()):
             if entry.committed and not self.is_alive(entry):
@@ -73,7 +73,7 @@ class File:
                     writing=not entry.committed,
                 )
             )
-        return found
+        return sorted(found, key=lambda each: not each.writing)
 
     def drop(self, index: int, generation: int | None = None) -> None:
         entry = self.entries.get(index)

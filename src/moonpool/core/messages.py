@@ -91,6 +91,7 @@ class Found(Part, frozen=True):
 
     With ``writing`` it is one that a client the master may not know is still writing: its space
     stays reserved until a PutEnd or PutRevoke of its generation, or WriterGone("") of the node.
+    A node announces these before all others.
     """
 
     key: bytes
@@ -338,7 +339,7 @@ class List(Message, frozen=True):
 
 
 class ObjectInfo(Part, frozen=True):
-    """What people may know of an object. ``lease_s`` is the time its longest lease still runs."""
+    """What people may know of an object; ``leases`` counts those who hold it."""
 
     key: bytes
     parent: bytes

@@ -109,8 +109,9 @@ def announce(state: State, request: Announce, peer: str) -> Announced | Failed:
     if len(request.objects) > BATCH_ITEMS_MAX:
         return Failed(codes.INVALID, f"over {BATCH_ITEMS_MAX} objects")
     rejected: list[int] = []
-    # By age: parents before their children, and the order of eviction follows it.
-    for found in sorted(request.objects, key=lambda each: each.generation):
+    # Places being written first: such a writer may be about to overwrite an older object. Then by
+    # age: parents come before their children, and the order of eviction follows it.
+    for found in sorted(request.objects, key=lambda each: (not each.writing, each.generation)):
         adopted = _is_sane(found) and (
             _keep_writing(state, segment, found) if found.writing else _adopt(state, segment, found)
         )
@@ -187,6 +188,8 @@ def _keep_writing(state: State, segment: Segment, found: Found) -> bool:
         return False
     if put is None:
         put = _unknown_put(state, found)
+    elif put.orphaned and put.client:
+        state.push(segment.peer, FenceWriter(put.client, state.generation))
     put.held.append(place)
     segment.owners[place.offset] = put
     return True
