@@ -65,8 +65,10 @@ class Handler:
         """Serve; return or raise MoonpoolError when the connection is to be closed."""
         self._open()
         while True:
-            self._wire.within(IDLE_S)
-            payload = self._wire.receive(then_within=REQUEST_S)
+            if not self._wire.wait_for_data(IDLE_S):
+                return  # the client opens a new one when it needs it
+            self._wire.within(REQUEST_S)
+            payload = self._wire.receive()
             request = data.decode_any_request(payload)
             if isinstance(request, data.ReadBatch):
                 self._read(request)

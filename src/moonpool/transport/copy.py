@@ -124,8 +124,10 @@ def digest_some(memory: Pieces, first: int, last: int, sums: U64) -> None:
     """Hash the objects ``first`` up to ``last`` of what ``coalesce`` returned into ``sums``."""
     starts, result = memory.starts[first : last + 1], sums[first:last]
     if _kernels.module is None:
+        # A whole object is one call of C anyway, so a node never needs the compiler.
         a, b = int(starts[0]), int(starts[-1])
-        _kernels.want(int(memory.lengths[a:b].sum()))
+        if b - a > last - first:
+            _kernels.want(int(memory.lengths[a:b].sum()))
         _digest(memory, starts, result)
         return
     state = np.empty(native.XXH3_STATE_BYTES + 64, np.uint8)

@@ -90,17 +90,20 @@ class Wire:
 
     def quiet(self) -> bool:
         """Tell whether the peer has neither closed nor sent anything."""
-        if self._socket.fileno() < 0:
-            return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
-        return not poll.poll(0)
+        return self._socket.fileno() >= 0 and not self._poll(0)
 
     def wait_for_end(self) -> None:
         """Return when the peer has closed the connection or sends anything; no deadline."""
+        self._poll(None)
+
+    def wait_for_data(self, seconds: float) -> bool:
+        """Tell whether the peer sends or closes within that time."""
+        return self._poll(seconds * 1000)
+
+    def _poll(self, milliseconds: float | None) -> bool:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLRDHUP)
-        poll.poll()
+        return bool(poll.poll(milliseconds))
 
     # --- frames -------------------------------------------------------------------------------
 
@@ -115,15 +118,9 @@ class Wire:
                 raise self._failure(error) from None
             left = left[sent:]
 
-    def receive(
-        self, limit: int = FRAME_BYTES_MAX, *, then_within: float | None = None
-    ) -> bytearray:
-        """Return the payload of the next frame; once it has begun the deadline is
-        ``then_within`` seconds away."""
-        header = self._exactly(HEADER_BYTES)
-        if then_within is not None:
-            self.within(then_within)
-        return self._exactly(data.frame_bytes(header, limit))
+    def receive(self, limit: int = FRAME_BYTES_MAX) -> bytearray:
+        """Return the payload of the next frame."""
+        return self._exactly(data.frame_bytes(self._exactly(HEADER_BYTES), limit))
 
     def _exactly(self, nbytes: int) -> bytearray:
         # Grows with what arrives: a length alone must not make anybody reserve memory.
