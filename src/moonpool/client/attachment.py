@@ -11,6 +11,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from moonpool.core.messages import SegmentInfo
 from moonpool.errors import InvalidArgumentError, MoonpoolError, TransferError
@@ -47,12 +48,15 @@ class Attachment:
             raise
         threading.Thread(target=self._watch, name="moonpool-attached", daemon=True).start()
 
-    def segment(self, name: str) -> data.AttachedSegment:
-        """Return where a segment of the node is; raise TransferError if it has none such."""
-        for segment in self.found.segments:
-            if segment.name == name:
-                return segment
-        raise TransferError(f"the node at {self.address} has no segment {name!r} to map")
+    def segment(self, info: SegmentInfo) -> data.AttachedSegment:
+        """Return where a segment of the node is; raise TransferError unless the master and the
+        node agree about that."""
+        for found in self.found.segments:
+            if (found.name, found.path, self.found.host) == (info.name, info.path, info.host):
+                if found.users and Path(found.users).parent != Path(found.path).parent:
+                    break
+                return found
+        raise TransferError(f"the node at {self.address} has no segment {info.name!r} to map")
 
     def end(self) -> None:
         """Close the connection."""
@@ -81,7 +85,7 @@ class AttachedTransport:
         self._on_close = on_close
         self._free = threading.Condition()
         self._active = 0
-        where = attachment.segment(info.name)
+        where = attachment.segment(info)
         self._lock_fd = _lock_shared(where.users)
         try:
             segment = Segment.open(where.path)
@@ -144,7 +148,7 @@ class AttachedTransport:
 def _lock_shared(path: str) -> int | None:
     if not path:
         return None
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
