@@ -111,10 +111,11 @@ class Handler:
         segment = self._segment(request.segment)
         places = _places(request.offsets, request.sizes, request.generations)
         keep = segment.parts()
-        codes = np.where(segment.inside(places), 0, _BAD).astype(np.int64)
-        good = np.flatnonzero(codes == 0)
-        codes[good[~segment.intact(chosen(places, good))]] = _GONE
-        good = np.flatnonzero(codes == 0)
+        intact = segment.intact(places)
+        codes = np.zeros(len(places), np.int64)
+        if not intact.all():
+            codes[~intact] = np.where(segment.inside(places), _GONE, _BAD)[~intact]
+        good = np.flatnonzero(intact)
         taken = chosen(places, good)
         self._allow(taken.sizes)
         self._wire.send(data.ReadHead(codes.tobytes()))

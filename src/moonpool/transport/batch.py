@@ -14,11 +14,17 @@ def fitting(places: Places, memory: Pieces) -> I64:
     """Return 0 for each object whose pieces are as long as it is, else -600, shape (n,)."""
     if len(places) != len(memory):
         return np.full(len(places), _BAD, np.int64)
-    return np.where(memory.sizes() == places.sizes, 0, _BAD).astype(np.int64)
+    if len(memory.lengths) == len(places) == memory.starts[-1] and not memory.starts[0]:
+        sizes = memory.lengths  # a piece for each
+    else:
+        sizes = memory.sizes()
+    return np.where(sizes == places.sizes, 0, _BAD).astype(np.int64)
 
 
 def chosen(places: Places, which: I64) -> Places:
-    """Return some of the places."""
+    """Return some of the places, in rising order."""
+    if len(which) == len(places):
+        return places
     return Places(
         places.indexes[which],
         places.offsets[which],
@@ -41,6 +47,8 @@ def picked(items: list[bytes], which: I64) -> list[bytes]:
 
 def span(memory: Pieces, first: int, last: int) -> Pieces:
     """Return the pieces of the objects ``first`` up to ``last``, without a copy of them."""
+    if last - first == len(memory):
+        return memory
     starts = memory.starts[first : last + 1]
     a, b = int(starts[0]), int(starts[-1])
     return Pieces(memory.addresses[a:b], memory.lengths[a:b], starts - a)
@@ -48,6 +56,8 @@ def span(memory: Pieces, first: int, last: int) -> Pieces:
 
 def places_span(places: Places, first: int, last: int) -> Places:
     """Return the places ``first`` up to ``last``, without a copy of them."""
+    if last - first == len(places):
+        return places
     return Places(
         places.indexes[first:last],
         places.offsets[first:last],

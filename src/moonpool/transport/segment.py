@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moonpool.errors import InvalidArgumentError, InvalidWriteError, TransferError
-from moonpool.transport import layout, scan
+from moonpool.transport import layout, scan, small
 from moonpool.transport.base import I64, U64, Places
 from moonpool.transport.layout import ENTRY, PAGE_BYTES, Geometry, Header
 from moonpool.transport.owners import Owners, pages_of
@@ -169,6 +169,8 @@ class Segment:
 
     def intact(self, places: Places) -> Bools:
         """Tell whose pages all carry the object's generation, shape (n,)."""
+        if small.is_small(places):
+            return np.array(small.intact(self, places), bool)
         result = self.inside(places)
         owners = self.parts().owners
         if result.all():
@@ -182,6 +184,8 @@ class Segment:
 
         -600: a place outside the segment or too small; -700: a later writer has been there.
         """
+        if small.is_small(places) and sum(places.capacities.tolist()) <= 2 * small.BYTES_MAX:
+            return np.array(small.begin(self, places, keys, parents), np.int64)
         parts = self.parts()
         key_bytes = np.fromiter(map(len, keys), np.int64, len(keys))
         codes = self._refusals(places, key_bytes)
@@ -207,6 +211,8 @@ class Segment:
 
         -700: the slot was not begun with this generation, or has been taken over.
         """
+        if small.is_small(places):
+            return np.array(small.seal(self, places, checksums), np.int64)
         parts = self.parts()
         codes = np.full(len(places), _STALE, np.int64)
         slots = np.uint64(self.geometry.slots)

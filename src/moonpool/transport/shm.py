@@ -55,7 +55,7 @@ class ShmTransport:
             return Written(np.full(count, _BAD, np.int64), checksums)
         codes = fitting(places, memory)
         try:
-            if small.is_small(places):
+            if small.is_small(places) and sum(places.capacities.tolist()) <= 2 * small.BYTES_MAX:
                 results, sums = small.write(segment, places, memory, keys, parents)
                 return Written(np.array(results, np.int64), np.array(sums, np.uint64))
             keep = segment.parts()

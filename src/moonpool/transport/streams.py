@@ -22,8 +22,8 @@ STEP_BYTES = 2 * 1024 * 1024
 def chunks(sizes: U64, streams: int) -> list[tuple[int, int]]:
     """Return at most ``streams`` ranges of objects, about equal in bytes."""
     count = len(sizes)
-    if not count:
-        return []
+    if count <= 1:
+        return [(0, 1)] * count
     done = np.cumsum(sizes, dtype=np.float64)
     if done[-1] < 2 * CHUNK_BYTES_MIN:
         return [(0, count)]
@@ -36,8 +36,8 @@ def chunks(sizes: U64, streams: int) -> list[tuple[int, int]]:
 def steps(sizes: U64, step_bytes: int = STEP_BYTES) -> list[tuple[int, int]]:
     """Return ranges of objects of about ``step_bytes`` each; a larger object is one by itself."""
     count = len(sizes)
-    if not count:
-        return []
+    if count <= 1:
+        return [(0, 1)] * count
     done = np.cumsum(sizes, dtype=np.float64)
     if done[-1] <= step_bytes:
         return [(0, count)]
