@@ -7,7 +7,6 @@ a connector object.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -55,8 +54,9 @@ def _guarded(instead: Callable[[], Any]) -> Callable[[Callable[P, R]], Callable[
 
 def open_pool(chosen: settings.Settings, name: str) -> Pool:
     """Return a Store connected to the master; raises MoonpoolError while there is none."""
-    store = importlib.import_module("moonpool.client.store").Store
-    return cast("Pool", store.connect(chosen.master, name=name, transports=chosen.transports))
+    from moonpool.client.store import Store
+
+    return Store.connect(chosen.master, name=name, transports=chosen.transports)
 
 
 class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]

@@ -58,8 +58,8 @@ class Pool(Protocol):
         """Save objects; one code each. When it returns nothing reads the memory any more."""
         ...
 
-    def remove_batch(self, keys: Sequence[Any]) -> list[int]:
-        """Remove objects; one code each."""
+    def remove_batch(self, keys: Sequence[Any], force: bool = False) -> list[int]:
+        """Remove objects, with ``force`` also leased ones; one code each."""
         ...
 
     def close(self) -> None:
@@ -83,6 +83,7 @@ class Link:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._told: set[type[Exception]] = set()
         self._failures = 0
         self._rest_until = 0.0
 
@@ -112,7 +113,9 @@ class Link:
     def failed(self, error: Exception) -> None:
         """Say that a call failed; when the master is out of reach, leave it alone for a while."""
         if not isinstance(error, MasterUnreachableError):
-            logger.debug("moonpool: %s", error)
+            if type(error) not in self._told:
+                self._told.add(type(error))
+                logger.warning("moonpool: %s: %s", type(error).__name__, error)
             return
         with self._lock:
             first = self._failures == 0

@@ -223,7 +223,7 @@ class LoadPlanner:
             pool = self._link.get()
             if pool is not None:
                 try:
-                    pool.remove_batch(keys)
+                    pool.remove_batch(keys, force=True)
                 except (MoonpoolError, OSError) as error:
                     self._link.failed(error)
 

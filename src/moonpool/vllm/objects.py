@@ -78,8 +78,8 @@ def parent_names_at(block_hashes: Sequence[bytes], ends: I32, stride: int) -> by
     )
 
 
-def parents_of(namespace: bytes, parent_names: bytes) -> list[bytes]:
-    """Return the packed keys of packed parent digests; empty where there is no parent."""
+def parents_of(namespace: bytes, parent_names: bytes) -> list[Key | None]:
+    """Return the packed keys of packed parent digests; None where there is no parent."""
     return [
-        b"" if name == NO_PARENT else pack(name, namespace) for name in split_names(parent_names)
+        None if name == NO_PARENT else pack(name, namespace) for name in split_names(parent_names)
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moonpool import config_values as values
-from moonpool.config import ENV_PREFIX, resolve_master
+from moonpool.config import resolve_master
 from moonpool.config_values import Check
 from moonpool.errors import ConfigError
 
@@ -79,11 +79,6 @@ def read(
     parsed["role"] = role
     parsed["master"] = resolve_master(parsed.get("master"), environ)
     return Settings(**parsed)
-
-
-def token(env: Mapping[str, str] | None = None) -> str:
-    """Return the master's token, which is never part of a command line."""
-    return (os.environ if env is None else env).get(ENV_PREFIX + "TOKEN", "")
 
 
 def _keys() -> list[dataclasses.Field[Any]]:

@@ -32,7 +32,7 @@ class FakePool:
 
     def __init__(self) -> None:
         self.objects: dict[bytes, bytes] = {}
-        self.parents: dict[bytes, bytes] = {}
+        self.parents: dict[bytes, bytes | None] = {}
         self.memory: list[tuple[int, int]] = []
         self.leases: dict[int, list[bytes]] = {}
         self.get_codes: dict[bytes, int] = {}
@@ -125,7 +125,7 @@ class FakePool:
                 codes[at] = -705
             elif not self.put_code:
                 self.objects[key] = self._gather(pieces, at)
-                self.parents[key] = parents[at] if parents is not None else b""
+                self.parents[key] = parents[at] if parents is not None else None
         return codes
 
     def _gather(self, pieces: Pieces, at: int) -> bytes:
@@ -138,7 +138,7 @@ class FakePool:
             parts.append(ctypes.string_at(address, length))
         return b"".join(parts)
 
-    def remove_batch(self, keys: Sequence[Any]) -> list[int]:
+    def remove_batch(self, keys: Sequence[Any], force: bool = False) -> list[int]:
         self.removed += keys
         return [0 if self.objects.pop(key, None) is not None else -704 for key in keys]
 

@@ -59,8 +59,8 @@ def test_parents_are_the_objects_before() -> None:
     hashes = hashes_of(range(20), 4)
     names = objects.parent_names_at(hashes, np.array([2, 4, 5], np.int32), 2)
     parents = objects.parents_of(b"n" * 16, names)
-    assert parents[0] == b""
-    assert [split(parent)[1] for parent in parents[1:]] == [hashes[1][:16], hashes[3][:16]]
+    assert parents[0] is None
+    assert [split(parent or b"")[1] for parent in parents[1:]] == [hashes[1][:16], hashes[3][:16]]
 
 
 def test_names_follow_the_hash_that_vllm_documents() -> None:

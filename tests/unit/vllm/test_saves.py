@@ -82,7 +82,7 @@ def test_objects_hold_the_blocks_bytes_and_name_their_parents(bench: Bench) -> N
         start = (end - 1) // STRIDE * STRIDE
         content = b"".join(truth(hashes[at]).tobytes() for at in range(start, end))
         assert bench.pool.objects[key] == content
-        parent = objects.keys_of(NAMESPACE, hashes[start - 1][:16])[0] if start else b""
+        parent = objects.keys_of(NAMESPACE, hashes[start - 1][:16])[0] if start else None
         assert bench.pool.parents[key] == parent
     counts = bench.tally.take()
     assert (counts["save_objects"], counts["save_bytes"]) == (4, 7 * LAYERS * ROW)
