@@ -49,7 +49,7 @@ class EngineOptions:
     kv_bytes: int
     context_tokens: int = 16384
     sequences: int = 4
-    batched_tokens: int = 1024
+    batched_tokens: int = 512
     dtype: str = "float32"
     load_format: str = "auto"
 

@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
 class Shape:
     """What the model is made of. All sizes are in elements; ``seed`` fixes the weights."""
 
-    layers: int = 6
+    layers: int = 4
     hidden: int = 512
     intermediate: int = 1408
     heads: int = 8

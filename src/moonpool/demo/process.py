@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +18,9 @@ from moonpool.errors import MoonpoolError
 POLL_S = 0.1
 GRACE_S = 10.0
 LOG_TAIL_LINES = 15
+REAP_S = 5.0
+REAP_POLL_S = 0.01
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class StartError(MoonpoolError):
@@ -73,12 +77,17 @@ class Child:
         while self.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110  Popen has no event
             await asyncio.sleep(POLL_S)
         self.kill()
-        self._process.wait()
 
     def kill(self) -> None:
-        """End whatever is left of the group at once."""
+        """End whatever is left of the group at once, and let none of it stay as a zombie."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        deadline = time.monotonic() + REAP_S
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
+                    time.sleep(REAP_POLL_S)
 
 
 class Supervisor:
@@ -89,6 +98,8 @@ class Supervisor:
         self._children: list[Child] = []
 
     async def __aenter__(self) -> Supervisor:
+        # Engines start processes of their own. When an engine dies before them they become ours.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         return self
 
     async def __aexit__(self, *error: object) -> None:

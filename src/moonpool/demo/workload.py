@@ -18,13 +18,15 @@ TURNS_MIN = 3
 @dataclass(frozen=True, slots=True)
 class Size:
     """How much is replayed. ``factor`` shortens synthesised conversations; ``context_tokens`` is
-    the longest prompt that a trace is cut to; pauses are cut at ``gap_limit_s``."""
+    the longest prompt that a trace is cut to. Pauses are ``gap_factor`` times as long as in the
+    trace and cut at ``gap_limit_s``."""
 
-    conversations: int = 10
+    conversations: int = 8
     turns: int = 9
     factor: float = 0.2
     context_tokens: int = 7_000
-    gap_limit_s: float = 4.0
+    gap_factor: float = 0.4
+    gap_limit_s: float = 8.0
 
 
 FULL = Size()
@@ -60,8 +62,9 @@ class Workload:
 
 def synthetic(size: Size, seed: int) -> Workload:
     """Return conversations with the moments of the Codex trace, ``size.factor`` times as long."""
-    profile = replace(shortened(CODEX, size.factor, size.turns), gap_limit_s=size.gap_limit_s)
-    sessions = synthesise(profile, size.conversations, seed)
+    short = shortened(CODEX, size.factor, size.turns)
+    sessions = synthesise(short, size.conversations, seed)
+    sessions = [_with_gaps(session, size) for session in sessions]
     return Workload(sessions, _about(f"Codex-like, lengths x {size.factor:g}", sessions))
 
 
@@ -79,15 +82,18 @@ def from_trace(path: Path, size: Size) -> Workload:
     longest = max(lengths(cut))
     block_tokens = cut[0].block_tokens
     fitting = max(1, min(block_tokens, block_tokens * size.context_tokens // longest))
-    sessions = [_with_gaps_cut(scaled(session, fitting), size.gap_limit_s) for session in cut]
+    sessions = [_with_gaps(scaled(session, fitting), size) for session in cut]
     if max(lengths(sessions)) > 2 * size.context_tokens:
         raise ConfigError(f"trace: {path}: prompts of {longest} tokens cannot be scaled to a CPU")
     scale = f"blocks of {block_tokens} tokens cut to {fitting}"
     return Workload(sessions, _about(f"{path.name}, {scale}", sessions))
 
 
-def _with_gaps_cut(session: Session, limit_s: float) -> Session:
-    turns = tuple(replace(turn, gap_s=min(limit_s, turn.gap_s)) for turn in session.turns)
+def _with_gaps(session: Session, size: Size) -> Session:
+    turns = tuple(
+        replace(turn, gap_s=min(size.gap_limit_s, turn.gap_s * size.gap_factor))
+        for turn in session.turns
+    )
     return replace(session, turns=turns)
 
 

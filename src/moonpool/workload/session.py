@@ -102,7 +102,7 @@ class PromptBuilder:
 def scaled(session: Session, block_tokens: int) -> Session:
     """Return the session with each block cut to ``block_tokens``: same sharing, shorter prompts.
 
-    Answers and gaps shrink by the same factor. Only for sessions whose turns name their blocks.
+    Answers shrink by the same factor. Only for sessions whose turns name their blocks.
     """
     factor = block_tokens / session.block_tokens
     turns = tuple(_scaled_turn(turn, block_tokens, factor) for turn in session.turns)
@@ -115,7 +115,7 @@ def _scaled_turn(turn: Turn, block_tokens: int, factor: float) -> Turn:
     return Turn(
         input_tokens=max(1, min(ceiling, round(turn.input_tokens * factor))),
         output_tokens=max(1, round(turn.output_tokens * factor)),
-        gap_s=turn.gap_s * factor,
+        gap_s=turn.gap_s,
         blocks=turn.blocks,
     )
 

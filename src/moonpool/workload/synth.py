@@ -23,7 +23,7 @@ class Profile:
     """Moments of a workload; lengths in tokens, all of them means.
 
     ``shared_tokens`` of the first prompt (system prompt and tools) are common to all
-    conversations. ``gap_limit_s`` cuts the long tail of the gaps, so that a run ends.
+    conversations. Gaps between turns are log-normal.
     """
 
     turns: int = 33
@@ -33,7 +33,6 @@ class Profile:
     input_to_output: float = 131.0
     gap_p50_s: float = 5.2
     gap_p99_s: float = 81.4
-    gap_limit_s: float = math.inf
 
     @property
     def output_tokens(self) -> int:
@@ -46,9 +45,9 @@ CODEX = Profile()
 
 
 def shortened(profile: Profile, factor: float, turns: int) -> Profile:
-    """Return the profile with lengths and gaps ``factor`` times as long, cut after ``turns``.
+    """Return the profile with lengths ``factor`` times as long, cut after ``turns``.
 
-    The ratio of input to output is kept for the shorter conversation.
+    The ratio of input to output is kept for the shorter conversation; gaps stay as they are.
     """
     return replace(
         profile,
@@ -56,8 +55,6 @@ def shortened(profile: Profile, factor: float, turns: int) -> Profile:
         first_tokens=max(2, round(profile.first_tokens * factor)),
         shared_tokens=round(profile.shared_tokens * factor),
         growth_tokens=max(2, round(profile.growth_tokens * factor)),
-        gap_p50_s=profile.gap_p50_s * factor,
-        gap_p99_s=profile.gap_p99_s * factor,
     )
 
 
@@ -87,5 +84,4 @@ def _around(mean: float, random: np.random.Generator) -> int:
 
 def _gap(profile: Profile, random: np.random.Generator) -> float:
     sigma = math.log(profile.gap_p99_s / profile.gap_p50_s) / NORMAL_P99
-    gap_s = random.lognormal(math.log(profile.gap_p50_s), sigma)
-    return min(profile.gap_limit_s, float(gap_s))
+    return float(random.lognormal(math.log(profile.gap_p50_s), sigma))

@@ -80,9 +80,7 @@ def test_equal_answers_do_not_differ() -> None:
     assert found.same
 
 
-@pytest.mark.parametrize(
-    ("logprobs", "near"), [((-0.7, -0.7005), True), ((-0.7, -0.7011), False)]
-)
+@pytest.mark.parametrize(("logprobs", "near"), [((-0.7, -0.7005), True), ((-0.7, -0.7011), False)])
 def test_a_near_tie_is_two_candidates_that_changed_places(
     logprobs: tuple[float, float], near: bool
 ) -> None:

@@ -23,12 +23,16 @@ def test_a_directory_goes_with_its_run(tmp_path: Path) -> None:
 
 
 def test_logs_of_a_failed_start_stay_until_the_next_run(tmp_path: Path) -> None:
-    with pytest.raises(StartError), place.directory(tmp_path) as path:
-        (path / "vllm.log").write_text("why")
-        (path / "sockets").mkdir()
-        (path / "ready.json").touch()
-        raise StartError("no")
-    assert [each.name for each in path.iterdir()] == ["vllm.log"]
+    def fail() -> None:
+        with place.directory(tmp_path) as path:
+            (path / "vllm.log").write_text("why")
+            (path / "sockets").mkdir()
+            (path / "ready.json").touch()
+            raise StartError("no")
+
+    with pytest.raises(StartError):
+        fail()
+    assert [path.name for path in tmp_path.rglob("*")][1:] == ["vllm.log"]
 
 
 def test_what_dead_runs_left_is_removed(tmp_path: Path) -> None:

@@ -109,9 +109,11 @@ async def test_status_headers_and_body_pass_unchanged() -> None:
 
 
 async def test_models_come_from_an_engine() -> None:
-    async with _house(1) as (_, url, _), aiohttp.ClientSession() as http:
-        async with http.get(f"{url}/v1/models") as response:
-            assert (await response.json())["data"] == [{"id": "engine0"}]
+    async with (
+        _house(1) as (_, url, _),
+        aiohttp.request("GET", f"{url}/v1/models") as response,
+    ):
+        assert (await response.json())["data"] == [{"id": "engine0"}]
 
 
 async def test_a_stream_is_passed_on_as_it_comes() -> None:
@@ -233,10 +235,12 @@ async def test_an_instance_that_closes_without_an_answer_is_passed_over() -> Non
 
 async def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moonpool.router.front.BODY_BYTES_MAX", 1024)
-    async with _house(1) as (_, url, _), aiohttp.ClientSession() as http:
-        async with http.post(f"{url}/v1/completions", data=b"x" * 5000) as response:
-            assert response.status == 413
-            assert "error" in await response.json()
+    async with (
+        _house(1) as (_, url, _),
+        aiohttp.request("POST", f"{url}/v1/completions", data=b"x" * 5000) as response,
+    ):
+        assert response.status == 413
+        assert "error" in await response.json()
 
 
 async def test_instances_can_be_replaced() -> None:

@@ -1,0 +1,108 @@
+"""``moonpool up``: the stack behind one OpenAI-compatible port, and its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.leftovers import Leftovers
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+UP = [
+    *(sys.executable, "-m", "moonpool.cli", "up", "--port", "0", "--pool-size", "256MB"),
+    *("--engine-kv-size", "64MB", "--context-tokens", "2048"),
+]
+WAIT_S = 120.0
+LONG_TEXT = "All work and no play makes a dull day. " * 20
+
+
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    data = json.dumps({**body, "stream": True}).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        for line in response:
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
+            elif line.strip():
+                assert line == b"data: [DONE]\n"
+
+
+def test_one_port_answers_like_openai_until_ctrl_c(tmp_path: Path) -> None:
+    leftovers = Leftovers(tmp_path)
+    process = subprocess.Popen(
+        UP,
+        env=leftovers.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("ready: "):
+                break
+        match = re.match(r"ready: (http://\S+)/v1 \(model (\S+)\)", lines[-1])
+        assert match, "".join(lines)
+        _ask(match[1], match[2])
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(WAIT_S) == 0, rest
+        assert rest.splitlines()[-1] == "stopped"
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    leftovers.check(process.pid)
+
+
+def _ask(url: str, model: str) -> None:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=WAIT_S) as response:
+        assert json.load(response)["data"][0]["id"] == model
+    _chat(url, model)
+    _same_answer_from_both_replicas(url, model)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        _post(f"{url}/v1/completions", {"model": "another", "prompt": "x"})
+    with caught.value as error:
+        assert error.code == 404
+        assert "another" in json.load(error)["error"]["message"]
+
+
+def _chat(url: str, model: str) -> None:
+    messages = [{"role": "user", "content": "Say something."}]
+    body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}
+    whole = _post(f"{url}/v1/chat/completions", {**body, "ignore_eos": True})
+    text = whole["choices"][0]["message"]["content"]
+    events = list(_stream(f"{url}/v1/chat/completions", {**body, "ignore_eos": True}))
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
+    assert sum(piece != "" for piece in pieces) > 3
+    assert "".join(pieces) == text
+
+
+def _same_answer_from_both_replicas(url: str, model: str) -> None:
+    """Ask twice, round robin: the second replica finds in the pool what the first one made."""
+    body = {"model": model, "prompt": LONG_TEXT, "max_tokens": 8, "temperature": 0}
+    first, second = (_post(f"{url}/v1/completions", body) for _ in range(2))
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 512
