@@ -20,6 +20,7 @@ from moonpool.transport.base import I64, Pieces, Places, Written
 from moonpool.transport.pool import open_data, parse_address
 from moonpool.transport.segment import Segment
 from moonpool.transport.shm import ShmTransport
+from moonpool.transport.small import Place
 from moonpool.transport.wire import Wire
 
 
@@ -83,7 +84,7 @@ class AttachedTransport:
         self.attachment = attachment
         self.lost = False
         self._on_close = on_close
-        self._free = threading.Condition()
+        self._free = threading.Lock()
         self._active = 0
         where = attachment.segment(info)
         self._lock_fd = _lock_shared(where.users)
@@ -112,6 +113,24 @@ class AttachedTransport:
         self._enter()
         try:
             return self._shm.write(places, memory, keys, parents)
+        finally:
+            self._leave()
+
+    def write_buffer(
+        self, place: Place, value: memoryview, key: bytes, parent: bytes
+    ) -> tuple[int, int]:
+        """Write one small object; return its code and checksum."""
+        self._enter()
+        try:
+            return self._shm.write_buffer(place, value, key, parent)
+        finally:
+            self._leave()
+
+    def read_buffer(self, place: Place, target: memoryview) -> int:
+        """Read one small object; return its code."""
+        self._enter()
+        try:
+            return self._shm.read_buffer(place, target)
         finally:
             self._leave()
 

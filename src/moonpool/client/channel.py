@@ -50,6 +50,18 @@ REPEATABLE = frozenset(
 """Requests that may be sent twice."""
 
 
+_forks = 0
+"""How often this process's line has forked: a child must not use its parent's connections."""
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Channel(Protocol):
     """A way to a master."""
 
@@ -89,7 +101,7 @@ class SocketChannel:
         self._address = address
         self._hello = Hello(PROTOCOL_MIN, PROTOCOL_MAX, role, peer, token)
         self._retry_max_s = retry_max_s
-        self._pid = os.getpid()
+        self._forks = _forks
         self._idle: list[Connection] = []
         self._free = threading.Condition()
         self._waiting = 0
@@ -154,6 +166,7 @@ class SocketChannel:
         """Give up all connections; calls fail from now on."""
         self._closed.set()
         with self._free:
+            self._down = MasterUnreachableError("the store is closed")
             self._drop_idle()
             self._free.notify_all()
 
@@ -171,7 +184,7 @@ class SocketChannel:
 
     def _take(self, limit: float) -> Connection:
         """Return a connection that was just alive."""
-        if self._down is not None or self._closed.is_set() or os.getpid() != self._pid:
+        if self._down is not None or self._forks != _forks:
             raise self._why_not()
         try:
             connection = self._idle.pop()
@@ -199,7 +212,7 @@ class SocketChannel:
                         return self._idle.pop()
                 finally:
                     self._waiting -= 1
-            if self._down is not None or self._closed.is_set():
+            if self._down is not None:
                 raise self._why_not()
         return self._connected(deadline - time.monotonic())
 
@@ -262,7 +275,7 @@ class SocketChannel:
     def _why_not(self) -> MoonpoolError:
         if self._closed.is_set():
             return MasterUnreachableError("the store is closed")
-        if os.getpid() != self._pid:
+        if self._forks != _forks:
             return MasterUnreachableError("the store belongs to another process; connect here too")
         return MasterUnreachableError(f"{self._down}; looking for it in the background")
 
@@ -284,10 +297,13 @@ class SocketChannel:
             try:
                 connection = Connection(self._address, self._hello, CONNECT_TIMEOUT_S)
             except MoonpoolError as error:
-                self._down = error
+                with self._free:
+                    if not self._closed.is_set():
+                        self._down = error
                 continue
             with self._free:
                 self._open += 1
-                self._down = None
+                if not self._closed.is_set():
+                    self._down = None
             self._give(connection)
             return

@@ -12,6 +12,7 @@ from moonpool.protocol.codec import PUSH_ID, REQUEST_ID_MAX, decode_reply, encod
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
 
 BUFFER_BYTES = 1 << 16
+_length = struct.Struct("<I").unpack_from
 
 
 class Connection:
@@ -115,7 +116,7 @@ class Connection:
     def _reply(self, timeout_s: float) -> tuple[int, Reply | Push]:
         buffer, view = self._buffer, self._view
         size = self._sock.recv_into(buffer)
-        if size >= HEADER_BYTES and size == HEADER_BYTES + int.from_bytes(view[:4], "little"):
+        if size >= HEADER_BYTES and size == HEADER_BYTES + _length(buffer)[0]:
             return decode_reply(view[HEADER_BYTES:size])
         return decode_reply(self._rest(size, time.monotonic() + timeout_s))
 
@@ -125,7 +126,7 @@ class Connection:
             raise ConnectionResetError("it closed the connection")
         while size < HEADER_BYTES:
             size += self._more(self._view[size:], deadline)
-        need = HEADER_BYTES + int.from_bytes(self._view[:HEADER_BYTES], "little")
+        need = HEADER_BYTES + int(_length(self._buffer)[0])
         if not HEADER_BYTES < need <= HEADER_BYTES + FRAME_BYTES_MAX or size > need:
             raise ProtocolError(f"a frame of {need - HEADER_BYTES} bytes, {size} received")
         target = self._view[:need]

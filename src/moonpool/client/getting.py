@@ -12,8 +12,8 @@ import numpy as np
 from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
 from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
-from moonpool.client.memory import codes_of, trimmed
-from moonpool.client.reach import Reach
+from moonpool.client.memory import codes_of, one_object, trimmed
+from moonpool.client.reach import Reach, is_near
 from moonpool.core.messages import Get, Got, Located, Release
 from moonpool.errors import (
     BufferTooSmallError,
@@ -24,6 +24,7 @@ from moonpool.errors import (
     TransferError,
 )
 from moonpool.transport.base import I64, U64, Pieces
+from moonpool.transport.small import BUFFER_BYTES_MAX, Place
 
 CHUNK_OBJECTS = 2048
 CHUNK_BYTES = 1 << 30
@@ -119,36 +120,58 @@ class Getter:
 
     # --- one object: the same in fewer steps --------------------------------------------------
 
-    def read_one(self, key: bytes, memory_for: Callable[[int], Pieces]) -> int:
-        """Read an object; return its code. ``memory_for(size)`` returns memory for exactly that;
-        what it raises is passed on. Raises MasterUnreachableError."""
+    def read_one(self, key: bytes, room_for: Callable[[int], memoryview | Pieces]) -> int:
+        """Read an object; return its code. ``room_for(size)`` returns memory for exactly that;
+        what it raises is passed on. Raises MasterUnreachableError.
+
+        The first try takes no lease: a copy of what was evicted meanwhile is noticed, and then
+        the object is read again under one.
+        """
+        code, found = self._read_once(key, 0, 0.0, room_for)
+        if code == 0 or not found:
+            return code
         lease = self.new_lease()
         started = time.monotonic()
-        answer, epoch = self._channel.ask(Get([key], lease, self._lease_s))
-        (where,) = as_many(expect(Got, answer).objects, 1)
-        code = _code(where)
-        if code:
-            return code
         try:
-            memory = memory_for(where.size)
-            code = self._read_replicas(epoch, where, memory)
+            code, _ = self._read_once(key, lease, self._lease_s, room_for)
         finally:
             self._channel.send_only(Release([lease]))
         if code == 0 and time.monotonic() - started > self._lease_s:
             return LeaseExpiredError.code
         return code
 
-    def _read_replicas(self, epoch: int, where: Located, memory: Pieces) -> int:
+    def _read_once(
+        self,
+        key: bytes,
+        lease: int,
+        lease_s: float,
+        room_for: Callable[[int], memoryview | Pieces],
+    ) -> tuple[int, bool]:
+        """Read from the replicas in turn; return the code, and whether the object was found."""
+        answer, epoch = self._channel.ask(Get([key], lease, lease_s))
+        (where,) = as_many(expect(Got, answer).objects, 1)
+        code = _code(where)
+        if code:
+            return code, False
+        room = room_for(where.size)
         code = _GONE
-        for attempt, slot in enumerate(where.slots):
-            transport = self._reach.transport(epoch, slot.segment)
-            if transport is None:
-                code = _FAILED
-                continue
-            code = int(transport.read(one_place(_row(0, where, attempt)), memory)[0])
+        for attempt in range(len(where.slots)):
+            code = self._read_replica(epoch, where, attempt, room)
             if code == 0:
-                return 0
-        return code
+                break
+        return code, True
+
+    def _read_replica(
+        self, epoch: int, where: Located, attempt: int, room: memoryview | Pieces
+    ) -> int:
+        slot, size = where.slots[attempt], where.size
+        transport = self._reach.transport(epoch, slot.segment)
+        if transport is None:
+            return _FAILED
+        if is_near(transport) and isinstance(room, memoryview) and size <= BUFFER_BYTES_MAX:
+            place = Place(slot.index, slot.offset, size, size, where.generation)
+            return transport.read_buffer(place, room)
+        return int(transport.read(one_place(_row(0, where, attempt)), one_object(room))[0])
 
 
 def _code(where: Located) -> int:

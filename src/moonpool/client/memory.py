@@ -63,6 +63,21 @@ def _empty_span(buffer: Buffer, error: Exception, writable: bool) -> Span:
     return Span(0, 0, view)
 
 
+def view_of(buffer: Buffer, *, writable: bool = False) -> memoryview:
+    """Return a buffer's bytes as a flat view; raise as ``span_of`` does."""
+    try:
+        view = memoryview(cast("bytes", buffer))
+        if view.format != "B" or view.ndim != 1:
+            view = view.cast("B") if view.nbytes else memoryview(bytearray())
+    except (TypeError, ValueError, NotImplementedError):
+        return memoryview(span_of(buffer, writable=writable).owner)
+    if not view.contiguous:
+        raise InvalidArgumentError("the buffer is not contiguous")
+    if writable and view.readonly:
+        raise InvalidArgumentError("the buffer is read-only")
+    return view
+
+
 def is_writable(buffer: Buffer) -> bool:
     """Tell whether a buffer's bytes may be changed."""
     return not memoryview(cast("bytes", buffer)).readonly
@@ -73,6 +88,11 @@ def whole(spans: Sequence[Span]) -> Pieces:
     addresses = np.array([span.address for span in spans], np.uint64)
     lengths = np.array([span.nbytes for span in spans], np.uint64)
     return Pieces(addresses, lengths, np.arange(len(spans) + 1, dtype=np.int64))
+
+
+def one_object(value: memoryview | Pieces) -> Pieces:
+    """Return the pieces of one object, which a flat view is in one."""
+    return value if isinstance(value, Pieces) else whole((span_of(value),))
 
 
 def parts(spans: Sequence[Span]) -> Pieces:

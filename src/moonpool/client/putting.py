@@ -15,8 +15,8 @@ import numpy as np
 from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
 from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
-from moonpool.client.memory import codes_of
-from moonpool.client.reach import Reach
+from moonpool.client.memory import codes_of, one_object
+from moonpool.client.reach import Reach, is_near
 from moonpool.core.messages import Codes, Grant, PutEnd, PutItem, PutRevoke, PutStart, PutStarted
 from moonpool.errors import (
     MasterUnreachableError,
@@ -25,6 +25,7 @@ from moonpool.errors import (
     TransferError,
 )
 from moonpool.transport.base import I64, Pieces, Places, Transport, Written
+from moonpool.transport.small import BUFFER_BYTES_MAX, Place
 from moonpool.transport.tcp import TcpTransport
 
 REVOKE_TIMEOUT_S = 1.0
@@ -187,26 +188,36 @@ class Putter:
 
     # --- one object: the same in fewer steps --------------------------------------------------
 
-    def put_one(self, batch: Batch, timeout_s: float) -> int:
-        """Put a batch of one object; return its code. Raises MasterUnreachableError."""
+    def put_one(
+        self,
+        key: bytes,
+        value: memoryview | Pieces,
+        size: int,
+        parent: bytes,
+        replicas: int,
+        timeout_s: float,
+    ) -> int:
+        """Put one object; return its code. Raises MasterUnreachableError."""
+        request = PutStart([PutItem(key, size, parent)], replicas)
         deadline = 0.0
         while True:
-            answer, epoch = self._start(batch, (0,))
-            (grant,) = as_many(answer.grants, 1)
+            if self._doubtful:
+                self._settle()
+            answer, epoch = self._channel.ask(request)
+            (grant,) = as_many(expect(PutStarted, answer).grants, 1)
             if grant.code == 0:
-                return self._fill_one(batch, grant, epoch)
+                return self._fill_one(request.items[0], value, grant, epoch)
             if not _worth_waiting(grant):
                 return grant.code
             deadline = deadline or time.monotonic() + timeout_s
             if not self._pause(grant.retry_after_s, deadline):
                 return grant.code
 
-    def _fill_one(self, batch: Batch, grant: Grant, epoch: int) -> int:
+    def _fill_one(self, item: PutItem, value: memoryview | Pieces, grant: Grant, epoch: int) -> int:
         generations = [grant.generation]
         unsettled = True
-        code = _FAILED
         try:
-            code, checksum, unsettled = self._write_one(batch, grant, epoch)
+            code, checksum, unsettled = self._write_one(item, value, grant, epoch)
         finally:
             if unsettled:
                 self._doubt(generations)
@@ -217,19 +228,25 @@ class Putter:
         reply = self._channel.call(PutEnd(generations, [checksum]))
         return as_many(expect(Codes, reply).codes, 1)[0]
 
-    def _write_one(self, batch: Batch, grant: Grant, epoch: int) -> tuple[int, int, bool]:
+    def _write_one(
+        self, item: PutItem, value: memoryview | Pieces, grant: Grant, epoch: int
+    ) -> tuple[int, int, bool]:
         """Write all replicas; return the code, the checksum, and whether the other end may still
         be writing."""
-        size, capacity, generation = batch.sizes[0], grant.capacity, grant.generation
+        key, size, parent = item.key, item.size, item.parent
         checksum = 0
         for slot in grant.slots:
-            segment = slot.segment
-            transport = self._reach.transport(epoch, segment)
+            transport = self._reach.transport(epoch, slot.segment)
             if transport is None:
                 return _FAILED, 0, False
-            row = (0, segment, slot.index, slot.offset, size, capacity, generation, 0)
-            written = transport.write(one_place(row), batch.memory, batch.keys, batch.parents)
-            code, checksum = int(written.codes[0]), int(written.checksums[0])
+            if is_near(transport) and isinstance(value, memoryview) and size <= BUFFER_BYTES_MAX:
+                place = Place(slot.index, slot.offset, size, grant.capacity, grant.generation)
+                code, checksum = transport.write_buffer(place, value, key, parent)
+            else:
+                at = slot.segment, slot.index, slot.offset
+                row = (0, *at, size, grant.capacity, grant.generation, 0)
+                written = transport.write(one_place(row), one_object(value), [key], [parent])
+                code, checksum = int(written.codes[0]), int(written.checksums[0])
             if code:
                 return code, 0, code == _FAILED and isinstance(transport, TcpTransport)
         return 0, checksum, False

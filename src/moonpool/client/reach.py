@@ -7,12 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeGuard
 
 from moonpool.client.attachment import AttachedTransport
 from moonpool.client.channel import Channel
 from moonpool.core.messages import GetSegments, SegmentInfo, Segments
 from moonpool.errors import MoonpoolError, ProtocolError
 from moonpool.transport.base import Transport
+from moonpool.transport.shm import ShmTransport
 
 RETRY_S = 0.5
 """A segment that could not be reached, or is not known to the master, is not asked for earlier."""
@@ -89,6 +91,11 @@ class Reach:
         except (MoonpoolError, OSError) as error:
             log.warning("segment %s of node %s cannot be reached: %s", info.name, info.node, error)
             self._failed[where] = now + RETRY_S
+
+
+def is_near(transport: Transport) -> TypeGuard[AttachedTransport | ShmTransport]:
+    """Tell whether a transport has the shorter verbs for small objects."""
+    return isinstance(transport, AttachedTransport | ShmTransport)
 
 
 def _is_lost(transport: Transport) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +21,7 @@ from moonpool.client.channel import Channel, SocketChannel
 from moonpool.client.getting import Getter
 from moonpool.client.local import LocalChannel
 from moonpool.client.lookups import Lookups
-from moonpool.client.memory import Registry, Span, is_writable, span_of
+from moonpool.client.memory import Registry, is_writable, span_of, view_of
 from moonpool.client.naming import AnyKey, all_packed, new_peer, packed, shown
 from moonpool.client.putting import Batch, Putter
 from moonpool.client.reach import Opener, Reach
@@ -45,7 +45,6 @@ Values = list[bytes | None]
 
 LEASE_S_MAX = 600.0
 _EXISTS = AlreadyExistsError.code
-_ONE = np.array([0, 1], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +153,15 @@ class Store(Lookups):
         InvalidArgumentError (empty value), ValueTooLargeError, NoSpaceError,
         MasterUnreachableError, TransferError.
         """
-        span = span_of(value)
-        return self._put(key, _whole(span), span.nbytes, parent, replicas)
+        view = view_of(value)
+        return self._put(key, view, view.nbytes, parent, replicas)
 
     def put_from(self, key: AnyKey, buffer: Buffer, size: int) -> bool:
         """Put the first ``size`` bytes of a buffer; see ``put``."""
-        span = span_of(buffer)
-        if not 0 <= size <= span.nbytes:
-            raise InvalidArgumentError(f"size={size} of a buffer of {span.nbytes} bytes")
-        return self._put(key, _whole(span._replace(nbytes=size)), size, None, 1)
+        view = view_of(buffer)
+        if not 0 <= size <= view.nbytes:
+            raise InvalidArgumentError(f"size={size} of a buffer of {view.nbytes} bytes")
+        return self._put(key, view[:size], size, None, 1)
 
     def put_from_parts(
         self, key: AnyKey, buffers: Sequence[Buffer], *, parent: AnyKey | None = None
@@ -174,22 +173,32 @@ class Store(Lookups):
     def get(self, key: AnyKey) -> bytes:
         """Return an object's bytes. Raises NotFoundError, MasterUnreachableError,
         TransferError."""
-        found = np.empty(0, np.uint8)
+        found = bytearray()
 
-        def room(size: int) -> Pieces:
+        def room(size: int) -> memoryview:
             nonlocal found
-            found = np.empty(size, np.uint8)
-            return _whole(span_of(found, writable=True))
+            found = bytearray(size)
+            return memoryview(found)
 
         self._get(key, room)
-        return found.tobytes()
+        return bytes(found)
 
     def get_into(self, key: AnyKey, buffer: Buffer) -> int:
         """Copy an object to the start of a writable buffer; return its size in bytes.
 
         Raises BufferTooSmallError, and nothing is written; else as ``get``.
         """
-        return self.get_into_parts(key, (buffer,))
+        view = view_of(buffer, writable=True)
+        taken = 0
+
+        def room(size: int) -> memoryview:
+            nonlocal taken
+            _check_room(view.nbytes, size)
+            taken = size
+            return view[:size]
+
+        self._get(key, room)
+        return taken
 
     def get_into_parts(self, key: AnyKey, buffers: Sequence[Buffer]) -> int:
         """Spread an object over writable buffers, in order; return its size. See ``get_into``."""
@@ -199,11 +208,8 @@ class Store(Lookups):
 
         def room(size: int) -> Pieces:
             nonlocal taken
-            if have < size:
-                raise BufferTooSmallError(f"{have} bytes of room for an object of {size} bytes")
+            _check_room(have, size)
             taken = size
-            if len(spans) == 1:
-                return _whole(spans[0]._replace(nbytes=size))
             return memory.trimmed(memory.parts(spans), np.array([size], np.uint64))
 
         self._get(key, room)
@@ -327,13 +333,17 @@ class Store(Lookups):
     # --- inside -------------------------------------------------------------------------------
 
     def _put(
-        self, key: AnyKey, pieces: Pieces, size: int, parent: AnyKey | None, replicas: int
+        self,
+        key: AnyKey,
+        value: memoryview | Pieces,
+        size: int,
+        parent: AnyKey | None,
+        replicas: int,
     ) -> bool:
-        parents: list[bytes] = [] if parent is None else [packed(parent)]
         if size == 0:
             raise InvalidArgumentError("an object must not be empty")
-        batch = Batch([packed(key)], [size], parents, pieces, replicas)
-        code = self._putter.put_one(batch, self._put_timeout_s)
+        above = b"" if parent is None else packed(parent)
+        code = self._putter.put_one(packed(key), value, size, above, replicas, self._put_timeout_s)
         if code == InvalidArgumentError.code:
             raise ValueTooLargeError(f"{shown(key)}: no segment can hold {size} bytes")
         if code and code != _EXISTS:
@@ -360,7 +370,7 @@ class Store(Lookups):
         batch = Batch(names, sizes, above, pieces, replicas)
         return self._putter.put(batch, self._put_timeout_s if timeout_s is None else timeout_s)
 
-    def _get(self, key: AnyKey, room: Any) -> None:
+    def _get(self, key: AnyKey, room: Callable[[int], memoryview | Pieces]) -> None:
         code = self._getter.read_one(packed(key), room)
         if code:
             raise error_for(code, shown(key))
@@ -377,5 +387,6 @@ class Store(Lookups):
         return [array.tobytes() if code == 0 else None for array, code in found]
 
 
-def _whole(span: Span) -> Pieces:
-    return Pieces(np.array([span.address], np.uint64), np.array([span.nbytes], np.uint64), _ONE)
+def _check_room(have: int, size: int) -> None:
+    if have < size:
+        raise BufferTooSmallError(f"{have} bytes of room for an object of {size} bytes")

@@ -95,14 +95,25 @@ class Session(asyncio.Protocol):
         if self._closing:
             return
         try:
-            self._todo.extend(self._frames.feed(data))
+            frames = self._frames.feed(data)
+            if len(frames) == 1 and self._is_at_rest():
+                reply = self._reply(frames[0])
+                if reply is not None and self._transport is not None:
+                    self._transport.write(reply)
+                return
         except ProtocolError as error:
             self.refuse(error)
             return
+        self._todo.extend(frames)
         if self.peer and not self._paused:
             self._waiting_since = self._desk.now() if self._frames.held_bytes else None
         if not self._busy:
             self._work()
+
+    def _is_at_rest(self) -> bool:
+        """Tell whether the one frame that just came is all there is to do."""
+        waiting = self._busy or self._paused or self._waiting_since is not None
+        return not waiting and not self._frames.held_bytes
 
     def pause_writing(self) -> None:
         self._paused = True

@@ -68,6 +68,7 @@ class Segment:
             memory, Owners(owners.view(np.uint64)), table.view(ENTRY)
         )
         self._fd = fd
+        self.data_offset = shape.data_offset
         self.address = int(memory.ctypes.data) + shape.data_offset
 
     # --- making, opening, closing -------------------------------------------------------------

@@ -73,6 +73,22 @@ class ShmTransport:
             codes[codes == 0] = _FAILED
         return Written(codes, checksums)
 
+    def write_buffer(
+        self, place: small.Place, value: memoryview, key: bytes, parent: bytes
+    ) -> tuple[int, int]:
+        """Write one small object without arrays; return its code and checksum."""
+        try:
+            return small.write_buffer(self.segment, place, value, key, parent)
+        except TransferError:
+            return _FAILED, 0
+
+    def read_buffer(self, place: small.Place, target: memoryview) -> int:
+        """Read one small object without arrays; return its code."""
+        try:
+            return small.read_buffer(self.segment, place, target)
+        except TransferError:
+            return _FAILED
+
     def close(self) -> None:
         """Unmap the segment."""
         self.segment.close()

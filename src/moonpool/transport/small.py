@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import xxhash
+
 from moonpool.errors import InvalidArgumentError, InvalidWriteError, NotFoundError
 from moonpool.transport import layout, native
 from moonpool.transport.base import U64, Pieces, Places
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from moonpool.transport.segment import Segment, Views
 
 OBJECTS_MAX = 8
+BUFFER_BYTES_MAX = 64 * 1024
+"""Objects up to this are worth no array and no release of the GIL."""
 BYTES_MAX = 1024 * 1024
 """Batches up to this are moved here."""
 
@@ -100,6 +104,37 @@ def write(
         codes.append(code)
         checksums.append(checksum)
     return codes, checksums
+
+
+def write_buffer(
+    segment: Segment, place: Place, value: memoryview, key: bytes, parent: bytes
+) -> tuple[int, int]:
+    """Write one object from a view of bytes and commit its slot; return its code and checksum.
+
+    Holds the GIL: for objects of up to BUFFER_BYTES_MAX.
+    """
+    if value.nbytes != place.size:
+        return _BAD, 0
+    code = _begin(segment, place, key, parent)
+    if code:
+        return code, 0
+    at = segment.data_offset + place.offset
+    target = segment.views().memory[at : at + place.size]
+    target[:] = value
+    checksum = xxhash.xxh3_64_intdigest(target)
+    return _seal(segment, place, checksum), checksum
+
+
+def read_buffer(segment: Segment, place: Place, target: memoryview) -> int:
+    """Copy one object into a view of as many bytes; return its code. Holds the GIL."""
+    if target.nbytes != place.size or not _inside(segment, place):
+        return _BAD
+    views = segment.views()
+    if not _owned(views, place):
+        return _GONE
+    at = segment.data_offset + place.offset
+    target[:] = views.memory[at : at + place.size]
+    return 0 if _owned(views, place) else _GONE
 
 
 # --- steps of transfers, as Segment has them --------------------------------------------------
