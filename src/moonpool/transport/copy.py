@@ -25,6 +25,8 @@ STEP_BYTES = 256 * 1024
 """Copied and hashed in turn, so that the hash reads from the cache."""
 SPLIT_BYTES = 8 * 1024 * 1024
 """Batches from here on are shared with a second thread."""
+STREAM_BYTES = 16 * 1024 * 1024
+"""Batches from here on would push everything else out of the cache: they go past it."""
 THREADS = min(2, os.cpu_count() or 1)
 COMPILE_AFTER_BYTES = 64 * 1024 * 1024
 """Short-lived processes never pay for the compiler."""
@@ -80,9 +82,11 @@ def implementation() -> str:
 
 
 def gather(memory: Pieces, targets: U64) -> U64:
-    """Copy each object's pieces to its target address; return xxh3_64 of what arrived, (n,)."""
+    """Copy each object's pieces to its target address; return xxh3_64 of what was copied, (n,)."""
     memory, targets = coalesce(memory), np.require(targets, np.uint64, ["C", "W"])
     sums = np.zeros(len(memory), np.uint64)
+    total = int(memory.lengths.sum())
+    large = total >= STREAM_BYTES
 
     def part(first: int, last: int) -> None:
         pieces = memory.starts[first : last + 1]
@@ -91,26 +95,28 @@ def gather(memory: Pieces, targets: U64) -> U64:
             _gather(memory, pieces, where, result)
             return
         state = np.empty(native.XXH3_STATE_BYTES + 64, np.uint8)
-        _kernels.module.gather(
-            memory.addresses, memory.lengths, pieces, where, result, native.state_address(state)
-        )
+        kernel = _kernels.module.gather_past_cache if large else _kernels.module.gather
+        kernel(memory.addresses, memory.lengths, pieces, where, result, native.state_address(state))
 
-    _share(memory, part)
+    _share(memory, total, part)
     return sums
 
 
 def scatter(sources: U64, memory: Pieces) -> None:
     """Copy each object from its source address to its pieces."""
     memory, sources = coalesce(memory), np.require(sources, np.uint64, ["C", "W"])
+    total = int(memory.lengths.sum())
+    large = total >= STREAM_BYTES
 
     def part(first: int, last: int) -> None:
         pieces, where = memory.starts[first : last + 1], sources[first:last]
         if _kernels.module is None:
             _scatter(memory, pieces, where)
-        else:
-            _kernels.module.scatter(memory.addresses, memory.lengths, pieces, where)
+            return
+        kernel = _kernels.module.scatter_past_cache if large else _kernels.module.scatter
+        kernel(memory.addresses, memory.lengths, pieces, where)
 
-    _share(memory, part)
+    _share(memory, total, part)
 
 
 def digest(memory: Pieces) -> U64:
@@ -162,9 +168,8 @@ def coalesce(memory: Pieces) -> Pieces:
     return Pieces(addresses[first[:-1]], joined, rank[starts])
 
 
-def _share(memory: Pieces, part: Callable[[int, int], None]) -> None:
-    """Run ``part`` over all objects, on several threads where the batch is large."""
-    total = int(memory.lengths.sum())
+def _share(memory: Pieces, total: int, part: Callable[[int, int], None]) -> None:
+    """Run ``part`` over all objects, on two threads where the batch is large."""
     if _kernels.module is None:
         _kernels.want(total)
     if (

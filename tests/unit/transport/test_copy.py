@@ -36,9 +36,13 @@ def contiguous(sizes: list[int]) -> tuple[Bytes, U64]:
     return memory, addresses + np.uint64(memory.ctypes.data)
 
 
+@pytest.mark.parametrize("stream_bytes", [0, 1 << 40])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_gather_and_scatter(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_and_scatter(
+    threads: int, stream_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(copy, "THREADS", threads)
+    monkeypatch.setattr(copy, "STREAM_BYTES", stream_bytes)
     source = batch(11, SIZES, 30)
     memory, targets = contiguous(SIZES)
     sums = copy.gather(source.pieces, targets)
