@@ -80,6 +80,7 @@ class Storage:
             for segment in [*kept.values(), *self.segments()]:
                 segment.close()
             self._held.clear()
+            self._remove_empty()
             if isinstance(error, OSError):
                 raise ConfigError(
                     f"segment_dir: {self.directory}: {error.strerror}; a directory in shared "
@@ -98,10 +99,13 @@ class Storage:
         if delete:
             for path in self._old_users:
                 path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another node's files are there
-                self.directory.rmdir()
-                if self._made_root:
-                    self.root.rmdir()
+            self._remove_empty()
+
+    def _remove_empty(self) -> None:
+        with contextlib.suppress(OSError):  # somebody's files are there
+            self.directory.rmdir()
+            if self._made_root:
+                self.root.rmdir()
 
     def beat(self) -> None:
         """Mark the files as in use, so that their age tells how long a dead node is dead."""
