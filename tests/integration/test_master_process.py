@@ -10,13 +10,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moonpool import (
+    ConfigError,
     DeadlineError,
     IllegalClientError,
+    InvalidArgumentError,
     MasterUnreachableError,
+    MoonpoolError,
     NoSpaceError,
     ProtocolError,
     Store,
@@ -228,3 +232,30 @@ def test_what_answers_like_no_master_is_refused() -> None:
             thread.join(10)
         channel.close()
     assert len(channel_error) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"transports": ("rdma",)}, "transports: .*shm, tcp"),
+        ({"transports": ()}, "transports"),
+        ({"timeout_s": 0}, "timeout_s: 0"),
+        ({"put_timeout_s": -1}, "put_timeout_s: -1"),
+        ({"lease_s": float("inf")}, "lease_s: inf"),
+        ({"connections": 0}, "connections: 0 .*1 to 64"),
+        ({"name": "a\nb"}, "a name of 3 characters"),
+        ({"name": "x" * 200}, "a name of 200 characters"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_connected(
+    options: dict[str, Any], part: str
+) -> None:
+    with pytest.raises((ConfigError, InvalidArgumentError), match=part):
+        Store.connect("127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:0", "etcd://h:1", "h:99999"])
+def test_bad_addresses_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOONPOOL_MASTER", "also bad:x")
+    with pytest.raises(MoonpoolError):
+        Store.connect(address)

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Protocol
 
-from moonpool.client.connection import Connection
+from moonpool.client.connection import Connection, LostAnswerError
 from moonpool.core.messages import (
     Exists,
     Failed,
@@ -138,7 +138,7 @@ class SocketChannel:
             reply = connection.call(request, limit)
         except BaseException as error:
             self._lost(error, limit)
-            if type(request) not in REPEATABLE or type(error) is not MasterUnreachableError:
+            if type(request) not in REPEATABLE or type(error) is not LostAnswerError:
                 raise
             reply, connection = self._again(request, limit)
         self._give(connection)
@@ -176,7 +176,7 @@ class SocketChannel:
             return connection.call(request, limit), connection
         except BaseException as error:
             self._lost(error, limit)
-            if type(error) is MasterUnreachableError:
+            if type(error) is LostAnswerError:
                 self._mark_down(error)
             raise
 

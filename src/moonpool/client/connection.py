@@ -15,6 +15,14 @@ BUFFER_BYTES = 1 << 16
 _length = struct.Struct("<I").unpack_from
 
 
+class LostAnswerError(MasterUnreachableError):
+    """The connection broke after a request was sent: whether it was served is not known."""
+
+
+class LateAnswerError(DeadlineError):
+    """A request was sent and not answered in time: whether it was served is not known."""
+
+
 class Connection:
     """Used by one thread at a time. After an error it is closed and of no use any more.
 
@@ -42,8 +50,7 @@ class Connection:
     def call(self, request: Request, timeout_s: float) -> Reply:
         """Send a request and return its reply.
 
-        Raises DeadlineError, MasterUnreachableError or ProtocolError; then it is closed, and
-        whether the request was served is not known.
+        Raises LostAnswerError, LateAnswerError or ProtocolError; then the connection is closed.
         """
         request_id = self._next_id
         self._next_id = request_id % REQUEST_ID_MAX + 1
@@ -148,13 +155,11 @@ class Connection:
     def _told(self, error: OSError, request: Request, timeout_s: float) -> MasterUnreachableError:
         what = type(request).__name__
         if isinstance(error, BlockingIOError):
-            return DeadlineError(
+            return LateAnswerError(
                 f"the master at {self._address} did not answer {what} within {timeout_s:.3g} s"
             )
         reason = error.strerror or error
-        return MasterUnreachableError(
-            f"the master at {self._address} was lost during {what}: {reason}"
-        )
+        return LostAnswerError(f"the master at {self._address} was lost during {what}: {reason}")
 
 
 def _no_push(reply: Reply | Push) -> Reply:

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
 from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
+from moonpool.client.ledger import PutLedger
 from moonpool.client.memory import codes_of, one_object
 from moonpool.client.reach import Reach, is_near
-from moonpool.core.messages import Codes, Grant, PutEnd, PutItem, PutRevoke, PutStart, PutStarted
-from moonpool.errors import (
-    MasterUnreachableError,
-    MoonpoolError,
-    NoSpaceError,
-    TransferError,
-)
+from moonpool.core.messages import Grant, PutItem, PutStart
+from moonpool.errors import MasterUnreachableError, NoSpaceError, TransferError
 from moonpool.transport.base import I64, Pieces, Places, Transport, Written
 from moonpool.transport.small import BUFFER_BYTES_MAX, Place
 from moonpool.transport.tcp import TcpTransport
 
-REVOKE_TIMEOUT_S = 1.0
 PAUSE_MIN_S = 0.001
 PAUSE_MAX_S = 0.25
-SETTLE_S = 90.0
-"""A write over TCP that broke off may go on at the node for as long as the node lets it take; only
-then is its space given back."""
-DOUBTFUL_MAX = 65_536
 
 _FAILED = TransferError.code
 _LOST = MasterUnreachableError.code
@@ -69,10 +57,9 @@ class Putter:
     """Puts batches. May be used from several threads."""
 
     def __init__(self, channel: Channel, reach: Reach, closed: threading.Event) -> None:
-        self._channel = channel
+        self._ledger = PutLedger(channel)
         self._reach = reach
         self._closed = closed
-        self._doubtful: deque[tuple[float, list[int]]] = deque(maxlen=DOUBTFUL_MAX)
 
     def put(self, batch: Batch, timeout_s: float) -> I64:
         """Put a batch; return a code for each object, shape (n,).
@@ -93,8 +80,9 @@ class Putter:
     def _put_chunk(self, batch: Batch, left: I64, codes: I64, deadline: float) -> None:
         while True:
             which = left.tolist()
-            answer, epoch = self._start(batch, which)
-            grants = dict(zip(which, as_many(answer.grants, len(which)), strict=True))
+            request = batch.start(which)
+            answers, epoch = self._ledger.start(request, [item.key for item in request.items])
+            grants = dict(zip(which, answers, strict=True))
             for i, grant in grants.items():
                 codes[i] = grant.code
             given = {i: grant for i, grant in grants.items() if grant.code == 0}
@@ -104,12 +92,6 @@ class Putter:
             if not waits or not self._pause(min(waits.values()), deadline):
                 return
             left = np.array(list(waits), np.int64)
-
-    def _start(self, batch: Batch, which: Iterable[int]) -> tuple[PutStarted, int]:
-        if self._doubtful:
-            self._settle()
-        answer, epoch = self._channel.ask(batch.start(which))
-        return expect(PutStarted, answer), epoch
 
     def _pause(self, seconds: float, deadline: float) -> bool:
         """Wait before space is asked for again; False if the deadline leaves no time."""
@@ -125,15 +107,21 @@ class Putter:
             checksums, unsettled = self._write(batch, given, codes, epoch)
         except BaseException:
             codes[list(given)] = _LOST
-            self._doubt(generations.values())
+            self._ledger.doubt(generations.values())
             raise
         failed = [i for i in given if i not in checksums]
         if failed:
-            self._doubt(generations[i] for i in failed if i in unsettled)
-            self._give_up([generations[i] for i in failed if i not in unsettled])
+            self._ledger.doubt(generations[i] for i in failed if i in unsettled)
+            self._ledger.give_up(generations[i] for i in failed if i not in unsettled)
         if checksums:
-            ended = [generations[i] for i in checksums]
-            codes[list(checksums)] = self._end(ended, list(checksums.values()))
+            ended = list(checksums)
+            codes[ended] = _LOST
+            try:
+                codes[ended] = self._ledger.end(
+                    [generations[i] for i in ended], list(checksums.values())
+                )
+            except MasterUnreachableError as error:
+                codes[ended] = error.code
 
     def _write(
         self, batch: Batch, given: dict[int, Grant], codes: I64, epoch: int
@@ -159,33 +147,6 @@ class Putter:
                 unsettled.update(objects[written.codes == _FAILED].tolist())
         return {i: checksum for i, checksum in checksums.items() if codes[i] == 0}, unsettled
 
-    def _end(self, generations: list[int], checksums: list[int]) -> list[int]:
-        """Commit; return a code for each, also if the master is away."""
-        try:
-            reply = self._channel.call(PutEnd(generations, checksums))
-        except MasterUnreachableError as error:
-            return [error.code] * len(generations)
-        return list(as_many(expect(Codes, reply).codes, len(generations)))
-
-    def _give_up(self, generations: Iterable[int]) -> None:
-        """Tell the master that these puts will not be written any more, if it can be reached."""
-        generations = list(generations)
-        if generations:
-            with contextlib.suppress(MoonpoolError):
-                self._channel.call(PutRevoke(generations), REVOKE_TIMEOUT_S)
-
-    def _doubt(self, generations: Iterable[int]) -> None:
-        """Give these puts up, but only after nobody can be writing them any more."""
-        generations = list(generations)
-        if generations:
-            self._doubtful.append((time.monotonic() + SETTLE_S, generations))
-
-    def _settle(self) -> None:
-        now = time.monotonic()
-        with contextlib.suppress(IndexError):
-            while self._doubtful[0][0] <= now:
-                self._give_up(self._doubtful.popleft()[1])
-
     # --- one object: the same in fewer steps --------------------------------------------------
 
     def put_one(
@@ -198,13 +159,11 @@ class Putter:
         timeout_s: float,
     ) -> int:
         """Put one object; return its code. Raises MasterUnreachableError."""
+        keys = (key,)
         request = PutStart([PutItem(key, size, parent)], replicas)
         deadline = 0.0
         while True:
-            if self._doubtful:
-                self._settle()
-            answer, epoch = self._channel.ask(request)
-            (grant,) = as_many(expect(PutStarted, answer).grants, 1)
+            (grant,), epoch = self._ledger.start(request, keys)
             if grant.code == 0:
                 return self._fill_one(request.items[0], value, grant, epoch)
             if not _worth_waiting(grant):
@@ -220,13 +179,12 @@ class Putter:
             code, checksum, unsettled = self._write_one(item, value, grant, epoch)
         finally:
             if unsettled:
-                self._doubt(generations)
+                self._ledger.doubt(generations)
         if code:
             if not unsettled:
-                self._give_up(generations)
+                self._ledger.give_up(generations)
             return code
-        reply = self._channel.call(PutEnd(generations, [checksum]))
-        return as_many(expect(Codes, reply).codes, 1)[0]
+        return self._ledger.end(generations, [checksum])[0]
 
     def _write_one(
         self, item: PutItem, value: memoryview | Pieces, grant: Grant, epoch: int

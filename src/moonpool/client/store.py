@@ -110,18 +110,31 @@ class Store(Lookups):
 
         Raises MasterUnreachableError, VersionMismatchError, IllegalClientError, ConfigError.
         """
-        ways = config_values.choice_of("shm", "tcp").parse(list(transports))
-        where = config_values.parse_address(config.resolve_master(address))
+        settings = config.load(
+            config.ClientConfig,
+            flags={
+                "master": config.resolve_master(address),
+                "transports": transports,
+                "timeout_s": timeout_s,
+                "put_timeout_s": put_timeout_s,
+                "lease_s": lease_s,
+                "connections": connections,
+            },
+            env={},
+        )
         peer = new_peer(name)
         channel = SocketChannel(
-            where,
+            config_values.parse_address(settings.master),
             peer,
             token=os.environ.get("MOONPOOL_TOKEN", "") if token is None else token,
             timeout_s=timeout_s,
             connections=connections,
         )
         store = cls(
-            channel, Ways(peer, ways, timeout_s).open, put_timeout_s=put_timeout_s, lease_s=lease_s
+            channel,
+            Ways(peer, settings.transports, timeout_s).open,
+            put_timeout_s=put_timeout_s,
+            lease_s=lease_s,
         )
         if wait:
             channel.connect()

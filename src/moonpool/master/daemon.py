@@ -60,7 +60,11 @@ async def _serve_until_signal(config: MasterConfig) -> None:
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
         _report(config, running)
-        await stop.wait()
+        try:
+            await stop.wait()
+        finally:
+            if config.ready_file:
+                Path(config.ready_file).unlink(missing_ok=True)
     log.info("master stopped")
 
 
