@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,7 @@ def test_no_master_is_told_at_once() -> None:
         port = server.getsockname()[1]
     with pytest.raises(MasterUnreachableError, match="Connection refused"):
         Store.connect(f"127.0.0.1:{port}")
+    eventually("no thread is left", lambda: "moonpool-look" not in thread_names())
 
 
 def test_a_store_that_does_not_wait_joins_when_the_master_comes(tmp_path: Path) -> None:
@@ -125,6 +127,10 @@ def test_a_store_that_does_not_wait_joins_when_the_master_comes(tmp_path: Path) 
         assert time.monotonic() - began < 5.0
         with master:
             eventually("the store has joined", lambda: answers(store))
+
+
+def thread_names() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
 
 
 def answers(store: Store) -> bool:
@@ -214,8 +220,6 @@ def test_what_answers_like_no_master_is_refused() -> None:
         with client, accepted:
             pass
         channel_error: list[BaseException] = []
-
-        import threading
 
         def connect() -> None:
             try:

@@ -130,16 +130,16 @@ class Store(Lookups):
             timeout_s=timeout_s,
             connections=connections,
         )
-        store = cls(
-            channel,
-            Ways(peer, settings.transports, timeout_s).open,
-            put_timeout_s=put_timeout_s,
-            lease_s=lease_s,
-        )
-        if wait:
-            channel.connect()
-        else:
-            channel.connect_later()
+        ways = Ways(peer, settings.transports, timeout_s)
+        store = cls(channel, ways.open, put_timeout_s=put_timeout_s, lease_s=lease_s)
+        try:
+            if wait:
+                channel.connect()
+            else:
+                channel.connect_later()
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:

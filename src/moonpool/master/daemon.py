@@ -63,8 +63,7 @@ async def _serve_until_signal(config: MasterConfig) -> None:
         try:
             await stop.wait()
         finally:
-            if config.ready_file:
-                Path(config.ready_file).unlink(missing_ok=True)
+            _remove_ready_file(config)
     log.info("master stopped")
 
 
@@ -179,6 +178,11 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _remove_ready_file(config: MasterConfig) -> None:
+    if config.ready_file:
+        Path(config.ready_file).unlink(missing_ok=True)
 
 
 def _write_ready_file(path: Path, running: Running) -> None:
