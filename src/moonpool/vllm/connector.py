@@ -26,6 +26,11 @@ from moonpool.vllm.metrics import MoonpoolPromMetrics, MoonpoolStats
 from moonpool.vllm.scheduler import SchedulerSide, stride_of
 from moonpool.vllm.worker import WorkerSide
 
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # before vLLM 0.32
+    CacheHitSource = None
+
 if TYPE_CHECKING:
     import torch
 
@@ -84,6 +89,9 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler = self._make_scheduler()
         else:
             self._worker = self._make_worker()
+
+    if CacheHitSource is not None:
+        _cache_hit_source = CacheHitSource.HOST
 
     # --- both sides ----------------------------------------------------------------------------
 

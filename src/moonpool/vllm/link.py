@@ -14,7 +14,7 @@ from moonpool.errors import MasterUnreachableError, MoonpoolError
 from moonpool.transport.base import I64, Pieces
 from moonpool.vllm.log import logger
 
-RETRY_S = (0.25, 0.5, 1.0, 2.0, 4.0)
+RETRY_S = (0.25, 0.5, 1.0)
 REST_S = (0.5, 1.0, 2.0, 4.0)
 
 Clock = Callable[[], float]

@@ -9,8 +9,8 @@ from typing import Any
 COUNTERS = {
     "lookups": "prefix lookups sent to the master",
     "lookups_late": "lookups whose answer did not come while the engine could wait",
-    "lookups_unavailable": "requests not looked up because the pool was out of reach",
-    "lookups_refused": "requests not looked up because too many lookups were waiting",
+    "lookups_unavailable": "lookups not sent because the pool was out of reach",
+    "lookups_refused": "lookups not sent because too many were waiting",
     "lookups_failed": "lookups that ended in an error",
     "hit_tokens": "tokens that loads from the pool were planned for",
     "short_hits": "hits not loaded because they were shorter than min_load_tokens",
