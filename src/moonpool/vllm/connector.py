@@ -34,6 +34,10 @@ except ImportError:  # before vLLM 0.32
 if TYPE_CHECKING:
     import torch
 
+LOOKUP_TIMEOUT_S = 1.0
+"""A master that takes longer is left alone for a while; the engine's steps wait much less."""
+TRANSFER_TIMEOUT_S = 5.0
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -57,11 +61,16 @@ def _guarded(instead: Callable[[], Any]) -> Callable[[Callable[P, R]], Callable[
     return decorate
 
 
-def open_pool(chosen: settings.Settings, name: str) -> Pool:
-    """Return a Store connected to the master; raises MoonpoolError while there is none."""
+def open_pool(chosen: settings.Settings, name: str, timeout_s: float) -> Pool:
+    """Return a Store connected to the master; raises MoonpoolError while there is none.
+
+    timeout_s: of a request to the master.
+    """
     from moonpool.client.store import Store
 
-    return Store.connect(chosen.master, name=name, transports=chosen.transports)
+    return Store.connect(
+        chosen.master, name=name, transports=chosen.transports, timeout_s=timeout_s
+    )
 
 
 class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -78,7 +87,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         support.check_version(vllm.__version__)
         support.check_config(vllm_config)
-        support.check_cache(kv_cache_config)
+        support.check_cache(kv_cache_config, vllm_config.cache_config.block_size)
         transfer = vllm_config.kv_transfer_config
         self._settings = settings.read(transfer.kv_connector_extra_config, transfer.kv_role)
         self._errors = 0
@@ -114,7 +123,9 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             stride * block_size,
         )
         logger.info("moonpool: engines share blocks if all of this is equal: %s", facts.describe())
-        link = Link(lambda: open_pool(chosen, self._name("scheduler")), chosen.master)
+        link = Link(
+            lambda: open_pool(chosen, self._name("scheduler"), LOOKUP_TIMEOUT_S), chosen.master
+        )
         link.start()
         return SchedulerSide(chosen, facts, block_size, link)
 
@@ -122,7 +133,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         chosen, cache = self._settings, self._kv_cache_config
         return WorkerSide(
             chosen,
-            lambda: open_pool(chosen, self._name("worker")),
+            lambda: open_pool(chosen, self._name("worker"), TRANSFER_TIMEOUT_S),
             cache.num_blocks,
             self._vllm_config.cache_config.block_size,
             cache.kv_cache_groups[0].layer_names,

@@ -28,6 +28,7 @@ from moonpool.vllm.tracker import Tracker
 REFRESH_AFTER_S = 2.0
 """An answer older than this is asked for again before it is used."""
 LEASE_MARGIN_S = 5.0
+LEASE_S_MAX = 600.0
 _BAD_OBJECT = frozenset(
     cls.code
     for cls in (NotFoundError, ChecksumError, LeaseExpiredError, TransferError, MoonpoolError)
@@ -60,7 +61,7 @@ class LoadPlanner:
         self._namespace, self._known, self._failed = namespace, known, failed
         self._courier, self._link, self._tally, self._clock = courier, link, tally, clock
         self._lookups = Lookups(courier, link, namespace, stride, wait_s, tally, clock)
-        self._leases = Leases(courier, link, timeout_s + LEASE_MARGIN_S)
+        self._leases = Leases(courier, link, min(timeout_s + LEASE_MARGIN_S, LEASE_S_MAX))
         self._generations = itertools.count(1)
         self._loading: dict[int, list[Key]] = {}
         self._new: list[LoadJob] = []
@@ -93,13 +94,15 @@ class LoadPlanner:
         tracker.lookup = lookup or tracker.lookup
         return lookup
 
-    def matched(self, tracker: Tracker, local_tokens: int) -> int:
+    def matched(self, tracker: Tracker, local_tokens: int, *, wanted: bool = True) -> int:
         """Return how many tokens past the engine's own hit a load can bring; 0 if none.
 
-        local_tokens: the engine's own hit, whole blocks. May be called any number of times.
+        local_tokens: the engine's own hit, whole blocks; wanted: whether this engine loads at
+        all. May be called any number of times.
         """
         tracker.local_tokens, tracker.offered_blocks = local_tokens, 0
-        if tracker.request.skip_reading_prefix_cache:
+        tracker.vouched, tracker.next_at = local_tokens, 0
+        if not wanted or tracker.request.skip_reading_prefix_cache:
             return 0
         usable = self._usable(tracker, self._count(tracker))
         gain = usable * self._block_size - local_tokens
@@ -114,6 +117,7 @@ class LoadPlanner:
         first = tracker.local_tokens // self._block_size
         last = first + external_tokens // self._block_size
         generation = tracker.generation = next(self._generations)
+        tracker.vouched = last * self._block_size
         job = self._job(tracker, block_ids, first, last)
         self._new.append(job)
         keys = self._loading[generation] = objects.keys_of(job.namespace, job.names)

@@ -80,9 +80,8 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, local_tokens: int) -> int:
         """Return how many tokens past the engine's own hit a load can bring; 0 if none."""
-        if not self._settings.loads:
-            return 0
-        return self._loads.matched(self._tracker(request), local_tokens)
+        tracker = self._tracker(request)
+        return self._loads.matched(tracker, local_tokens, wanted=self._settings.loads)
 
     def after_alloc(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Plan the load of the tokens that were offered and now have blocks."""
@@ -185,7 +184,10 @@ class SchedulerSide:
 
     def _plan_save(self, tracker: Tracker, computed: int, block_state: Any) -> None:
         tables = block_state.get_block_ids(tracker.request.request_id) if block_state else None
-        if tables is None:
+        vouched, tracker.vouched = tracker.vouched, None
+        if tables is None or (
+            vouched is not None and tracker.request.num_computed_tokens > vouched
+        ):
             return
         self._learn(tracker)
         # Draft tokens and placeholders past the known tokens have no hash yet.

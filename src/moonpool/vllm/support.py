@@ -59,8 +59,9 @@ def check_config(vllm_config: Any) -> None:
         )
 
 
-def check_cache(kv_cache_config: Any) -> None:
-    """Refuse KV caches of several groups or of other than full attention."""
+def check_cache(kv_cache_config: Any, block_size: int) -> None:
+    """Refuse KV caches of several groups, of other than full attention, or whose blocks are not
+    those that the scheduler hashes (``block_size`` tokens)."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
@@ -76,6 +77,12 @@ def check_cache(kv_cache_config: Any) -> None:
                 f"a KV cache of kind {type(layer).__name__}",
                 "only full attention is supported",
                 "serve it without --kv-transfer-config",
+            )
+        if layer.block_size != block_size:
+            raise _refusal(
+                f"KV blocks of {layer.block_size} tokens where the scheduler's have {block_size}",
+                "hashes would not name blocks",
+                "set --block-size to a size that the attention backend takes",
             )
         if getattr(layer, "tokens_per_state", 1) != 1:
             raise _refusal(

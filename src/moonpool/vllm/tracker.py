@@ -33,6 +33,7 @@ class Tracker:
         "saved",
         "stale",
         "tail_end",
+        "vouched",
     )
 
     def __init__(self, request: Any) -> None:
@@ -52,6 +53,9 @@ class Tracker:
         self.next_at = 0
         """Computed tokens at which there may be something to save."""
         self.retries = 0
+        self.vouched: int | None = 0
+        """Between admission and the first step: tokens that the engine had or we loaded. What
+        another connector brings beyond them may still turn out to have failed in that step."""
         self.stale = False
         """Whether its KV may come from before a reset: nothing of it is saved any more."""
 

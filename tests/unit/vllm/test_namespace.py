@@ -34,6 +34,7 @@ def spec(**changes: Any) -> FullAttentionSpec:
             "state_content_size_bytes": 256,
             "sliding_window": None,
             "tokens_per_state": 1,
+            "block_size": 32,
             **changes,
         }
     )

@@ -113,7 +113,9 @@ def test_what_the_pool_has_is_not_saved_again(side: SchedulerOnly) -> None:
     req = FakeRequest("r", range(32), BLOCK)
     side.fill(req, 4)
     side.side.on_new_request(req)
-    assert side.side.matched_tokens(req, 0) == 16
+    side.side.after_alloc(req, TABLE, side.side.matched_tokens(req, 0))
+    (load,) = side.side.take_loads()
+    side.loaded(load)
     req.num_computed_tokens = 16
     (job,) = side.save_step(req, 16, TABLE)
     assert names(job) == ends(req, 6, 8)
@@ -264,6 +266,18 @@ def test_an_aborted_load_saves_nothing(side: SchedulerOnly) -> None:
     req.num_computed_tokens = 8
     side.side.finished(req, TABLE)
     assert side.side.take_saves() == []
+
+
+def test_what_another_connector_brings_is_saved_a_step_later(side: SchedulerOnly) -> None:
+    """Below MultiConnector another child may load in this very step, and fail."""
+    req = arrive(side, 32)
+    assert side.side.matched_tokens(req, 0) == 0
+    req.num_computed_tokens = 16
+    assert side.save_step(req, 8, TABLE) == []
+    # It failed: vLLM goes back and computes.
+    req.num_computed_tokens = 0
+    (job,) = side.save_step(req, 32, TABLE)
+    assert names(job) == ends(req, 2, 4, 6, 8)
 
 
 def test_the_null_block_is_never_saved(side: SchedulerOnly) -> None:

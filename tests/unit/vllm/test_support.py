@@ -60,8 +60,8 @@ def test_what_is_not_supported_is_refused_in_one_line(changes: dict[str, Any], w
 
 def test_a_plain_model_is_accepted() -> None:
     support.check_config(config())
-    support.check_cache(cache(spec()))
-    support.check_cache(cache(Bag(kv_cache_specs={"a": spec(), "b": spec(head_size=64)})))
+    support.check_cache(cache(spec()), 32)
+    support.check_cache(cache(Bag(kv_cache_specs={"a": spec(), "b": spec(head_size=64)})), 32)
     support.check_device("cpu")
 
 
@@ -73,11 +73,12 @@ def test_a_plain_model_is_accepted() -> None:
         ((SlidingWindowSpec(),), "SlidingWindowSpec"),
         ((MLAAttentionSpec(),), "MLAAttentionSpec"),
         ((spec(tokens_per_state=4),), "4 tokens in a state"),
+        ((spec(block_size=16),), "blocks of 16 tokens"),
     ],
 )
 def test_other_caches_are_refused(specs: tuple[object, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        support.check_cache(cache(*specs))
+        support.check_cache(cache(*specs), 32)
 
 
 def test_memory_that_is_not_the_hosts_is_refused() -> None:
