@@ -25,6 +25,7 @@ FIGURES = (
     "output_tokens_per_s",
 )
 WAIT_S = 120.0
+MORE_PROCESSES = 4
 
 
 def test_both_runs_give_the_same_answers_and_the_pool_is_hit(tmp_path: Path) -> None:
@@ -37,7 +38,8 @@ def test_both_runs_give_the_same_answers_and_the_pool_is_hit(tmp_path: Path) -> 
         stderr=subprocess.STDOUT,
         text=True,
     )
-    output, _ = process.communicate()
+    with leftovers.watching():
+        output, _ = process.communicate()
     assert process.returncode == 0, output
     found = json.loads(file.read_text())
     assert found["requests"] == 12
@@ -64,17 +66,18 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("starting 2 vLLM replicas"):
-            break
-    # Master, node and both replicas are there; their own children are about to be.
-    deadline = time.monotonic() + WAIT_S
-    while len(leftovers.processes()) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    rest = process.stdout.read()
-    process.stdout.close()
+    with leftovers.watching():
+        for line in process.stdout:
+            if line.startswith("starting 2 vLLM replicas"):
+                break
+        # Master, node and both replicas are there, and processes that the replicas started.
+        deadline = time.monotonic() + WAIT_S
+        while len(leftovers.processes()) < 5 + MORE_PROCESSES:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        process.stdout.close()
     assert process.wait(WAIT_S) == 130
     assert rest.splitlines()[-1] == "moonpool: interrupted"
     leftovers.check(process.pid)

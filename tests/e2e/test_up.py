@@ -56,25 +56,28 @@ def test_one_port_answers_like_openai_until_ctrl_c(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("ready: "):
-                break
-        match = re.match(r"ready: (http://\S+)/v1 \(model (\S+)\)", lines[-1])
-        assert match, "".join(lines)
-        _ask(match[1], match[2])
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-        assert process.wait(WAIT_S) == 0, rest
-        assert rest.splitlines()[-1] == "stopped"
+        with leftovers.watching():
+            _ask(*_until_ready(process))
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=WAIT_S)
     finally:
         process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        process.communicate()
+    assert process.returncode == 0, rest
+    assert rest.splitlines()[-1] == "stopped"
     leftovers.check(process.pid)
+
+
+def _until_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return the base URL and the model's name that the command prints once it serves."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        match = re.match(r"ready: (http://\S+)/v1 \(model (\S+)\)", line)
+        if match:
+            return match[1], match[2]
+    raise AssertionError("".join(lines))
 
 
 def _ask(url: str, model: str) -> None:
@@ -91,12 +94,12 @@ def _ask(url: str, model: str) -> None:
 
 def _chat(url: str, model: str) -> None:
     messages = [{"role": "user", "content": "Say something."}]
-    body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}
+    body = {"model": model, "messages": messages, "max_tokens": 32, "temperature": 0}
     whole = _post(f"{url}/v1/chat/completions", {**body, "ignore_eos": True})
     text = whole["choices"][0]["message"]["content"]
     events = list(_stream(f"{url}/v1/chat/completions", {**body, "ignore_eos": True}))
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
-    assert sum(piece != "" for piece in pieces) > 3
+    assert sum(piece != "" for piece in pieces) > 1
     assert "".join(pieces) == text
 
 

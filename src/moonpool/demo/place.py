@@ -16,8 +16,17 @@ from moonpool.errors import ConfigError
 
 PREFIX = "moonpool-run"
 SHARED_MEMORY = Path("/dev/shm")
+FALLBACK = Path("/tmp")
+PARENT_BYTES_MAX = 24
 HEADROOM = 1.1
 """Segments hold a little more than the pool's bytes: header, page owners, slot table."""
+
+
+def temporary_parent() -> Path:
+    """Return where a run's directory goes: short, since it holds sockets, whose paths the kernel
+    limits to 107 bytes."""
+    chosen = Path(tempfile.gettempdir())
+    return chosen if len(os.fsencode(chosen)) <= PARENT_BYTES_MAX else FALLBACK
 
 
 def cache_dir() -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,14 +11,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from moonpool.demo import group
 from moonpool.errors import MoonpoolError
 
 POLL_S = 0.1
 GRACE_S = 10.0
 LOG_TAIL_LINES = 15
-REAP_S = 5.0
-REAP_POLL_S = 0.01
-PR_SET_CHILD_SUBREAPER = 36
 
 
 class StartError(MoonpoolError):
@@ -70,24 +66,23 @@ class Child:
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
-        """End the process: SIGTERM, a while to obey, then SIGKILL for its whole group."""
+        """End the process and what it started: SIGTERM, a while to obey, then SIGKILL."""
         if self.is_alive():
             self._process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        while self.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110  Popen has no event
+        orphans_told = False
+        while time.monotonic() < deadline and (self.is_alive() or group.members(self.pid)):
+            if not self.is_alive() and not orphans_told:
+                group.send(self.pid, signal.SIGTERM)
+                orphans_told = True
             await asyncio.sleep(POLL_S)
         self.kill()
 
     def kill(self) -> None:
-        """End whatever is left of the group at once, and let none of it stay as a zombie."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """End whatever is left of the group at once."""
+        group.kill(self.pid)
         self._process.wait()
-        deadline = time.monotonic() + REAP_S
-        with contextlib.suppress(ChildProcessError):
-            while time.monotonic() < deadline:
-                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
-                    time.sleep(REAP_POLL_S)
+        group.reap(self.pid)
 
 
 class Supervisor:
@@ -98,8 +93,7 @@ class Supervisor:
         self._children: list[Child] = []
 
     async def __aenter__(self) -> Supervisor:
-        # Engines start processes of their own. When an engine dies before them they become ours.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        group.adopt_orphans()
         return self
 
     async def __aexit__(self, *error: object) -> None:

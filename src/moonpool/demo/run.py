@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,7 +66,7 @@ def pool_bytes(workload: Workload, options: DemoOptions) -> int:
 async def run_demo(workload: Workload, options: DemoOptions, console: Console) -> Report:
     """Run the comparison; whatever it started has ended when it returns or raises."""
     demo = _Demo(workload, options, console)
-    with place.directory(Path(tempfile.gettempdir())) as run_dir:
+    with place.directory(place.temporary_parent()) as run_dir:
         return await demo.run(run_dir)
 
 
@@ -121,7 +120,7 @@ class _Demo:
         self, stack: Stack, options: EngineOptions
     ) -> tuple[Run, CacheCounters]:
         with place.directory(place.segment_parent(self._pool_bytes())) as segments:
-            with self._timed("pool_start", "starting master and node"):
+            with self._timed("services_start", "starting master and node"):
                 pool = await stack.start_pool(self._pool_bytes(), segments)
             try:
                 return await self._measure(stack, options, pool, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -28,7 +27,7 @@ async def run_up(config: UpConfig, console: Console) -> None:
     engine.require_vllm()
     url = f"http://{config.host}:{sock.getsockname()[1]}"
     with (
-        place.directory(Path(tempfile.gettempdir())) as run_dir,
+        place.directory(place.temporary_parent()) as run_dir,
         place.directory(place.segment_parent(config.pool_size)) as segments,
     ):
         async with stack_on(sock, run_dir) as stack:
@@ -48,11 +47,15 @@ async def _start(stack: Stack, config: UpConfig, segments: Path, console: Consol
         sequences=config.sequences,
         dtype="auto" if config.model else "float32",
     )
-    console.print("starting master and node")
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say("starting master and node")
     pool = await stack.start_pool(config.pool_size, segments)
-    console.print(f"starting {config.replicas} vLLM replicas (logs: {stack.logs})", highlight=False)
+    say(f"starting {config.replicas} vLLM replicas (logs: {stack.logs})")
     await stack.start_replicas(options, config.replicas, pool)
-    console.print(f"pool: MOONPOOL_MASTER={pool.master}  {pool.http_url}/metrics", highlight=False)
+    say(f"pool: MOONPOOL_MASTER={pool.master}  {pool.http_url}/metrics")
 
 
 def _model(config: UpConfig) -> Path:
