@@ -13,6 +13,9 @@ from moonpool.workload.traces import read_trace, sessions_of
 
 TURNS_MIN = 3
 """Conversations of a trace that are shorter show nothing of reuse and are passed over."""
+CANDIDATES = 4
+"""So many times more conversations than are wanted are looked at."""
+TYPICAL_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +72,33 @@ def synthetic(size: Size, seed: int) -> Workload:
 
 
 def from_trace(path: Path, size: Size) -> Workload:
-    """Return the first conversations of a trace, cut to ``size``; raise ConfigError.
+    """Return conversations of a trace, cut to ``size``; raise ConfigError.
 
-    Each of the trace's blocks becomes a smaller one, so that what was shared stays shared.
+    Each of the trace's blocks becomes a smaller one, so that what was shared stays shared. It is
+    cut so far that the median conversation ends well within ``size.context_tokens``; those that
+    would still be longer are passed over.
     """
     every = chain.from_iterable(sessions_of(group) for group in read_trace(path))
     long_enough = (session for session in every if len(session.turns) >= TURNS_MIN)
-    chosen = list(islice(long_enough, size.conversations))
-    if not chosen:
+    cut = [
+        replace(session, turns=session.turns[: size.turns])
+        for session in islice(long_enough, CANDIDATES * size.conversations)
+    ]
+    if not cut:
         raise ConfigError(f"trace: {path} has no conversation of {TURNS_MIN} turns or more")
-    cut = [replace(session, turns=session.turns[: size.turns]) for session in chosen]
-    longest = max(lengths(cut))
-    block_tokens = cut[0].block_tokens
-    fitting = max(1, min(block_tokens, block_tokens * size.context_tokens // longest))
-    sessions = [_with_gaps(scaled(session, fitting), size) for session in cut]
-    if max(lengths(sessions)) > 2 * size.context_tokens:
-        raise ConfigError(f"trace: {path}: prompts of {longest} tokens cannot be scaled to a CPU")
-    scale = f"blocks of {block_tokens} tokens cut to {fitting}"
-    return Workload(sessions, _about(f"{path.name}, {scale}", sessions))
+    longest = sorted(max(lengths([session])) for session in cut)
+    typical, before = longest[len(longest) // 2], cut[0].block_tokens
+    after = max(1, min(before, int(before * TYPICAL_SHARE * size.context_tokens / typical)))
+    fitting = (
+        session
+        for session in (scaled(session, after) for session in cut)
+        if max(lengths([session])) <= size.context_tokens
+    )
+    chosen = [_with_gaps(session, size) for session in islice(fitting, size.conversations)]
+    if not chosen:
+        raise ConfigError(f"trace: {path}: prompts of {typical} tokens cannot be cut to a CPU")
+    source = f"{path.name}, blocks of {before} tokens cut to {after}"
+    return Workload(chosen, _about(source, chosen))
 
 
 def _with_gaps(session: Session, size: Size) -> Session:

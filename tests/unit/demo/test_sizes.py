@@ -46,10 +46,11 @@ def test_pauses_are_bounded() -> None:
     assert max(gaps) == 0.3
 
 
-def _conversation(name: str, turns: int) -> dict[str, object]:
+def _conversation(name: str, turns: int, tokens: int = 6_400) -> dict[str, object]:
+    """A conversation that grows by so many tokens a turn, in blocks of 64."""
     requests = [
-        {"t": 20.0 * i, "in": 6_400 * (i + 1), "out": 160, "hash_ids": list(range(100 * (i + 1)))}
-        for i in range(turns)
+        {"t": 20.0 * i, "in": tokens * i, "out": 160, "hash_ids": list(range(tokens // 64 * i))}
+        for i in range(1, turns + 1)
     ]
     return {"id": name, "block_size": 64, "requests": requests}
 
@@ -65,9 +66,10 @@ def test_a_trace_is_cut_to_what_a_cpu_can_prefill(tmp_path: Path) -> None:
         tmp_path / "t.jsonl.gz",
         _conversation("short", 2),
         _conversation("long", 8),
+        _conversation("giant", 4, tokens=64_000),
         _conversation("longer", 9),
     )
-    size = Size(conversations=5, turns=4, context_tokens=1_600, gap_limit_s=1.0)
+    size = Size(conversations=5, turns=4, context_tokens=2_700, gap_limit_s=1.0)
     workload = from_trace(path, size)
     assert [session.name for session in workload.sessions] == ["long", "longer"]
     assert workload.requests == 8
