@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moonpool.client.naming import AnyKey
 from moonpool.client.store import Codes, Lease, Store, Values
 from moonpool.core.messages import ObjectInfo, Status
+from moonpool.errors import MasterUnreachableError
 from moonpool.transport.base import I64, Pieces
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class AsyncStore:
         """Take over a store; ``close`` closes it."""
         self.store = store
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="moonpool-async")
+        self._closed = False
         self._turn = asyncio.Semaphore(threads)
 
     @classmethod
@@ -53,7 +55,8 @@ class AsyncStore:
         return cls(Store.local(capacity), threads=threads)
 
     async def close(self) -> None:
-        """Close the store; calls that have begun fail or end."""
+        """Close the store; calls that have begun fail or end. May be called twice."""
+        self._closed = True
         await asyncio.to_thread(self.store.close)
         await asyncio.to_thread(self._threads.shutdown, wait=True)
 
@@ -216,6 +219,8 @@ class AsyncStore:
 
     async def _run(self, call: Callable[..., R], *arguments: Any, **options: Any) -> R:
         async with self._turn:
+            if self._closed:
+                raise MasterUnreachableError("the store is closed")
             begun = self._threads.submit(call, *arguments, **options)
             outcome = asyncio.wrap_future(begun)
             try:

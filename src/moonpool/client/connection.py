@@ -54,8 +54,8 @@ class Connection:
         """
         request_id = self._next_id
         self._next_id = request_id % REQUEST_ID_MAX + 1
-        frame = encode(request_id, request)
         try:
+            frame = encode(request_id, request)
             self._limit(timeout_s)
             self._sock.sendall(frame)
             reply = self._reply(timeout_s)
@@ -73,8 +73,8 @@ class Connection:
 
     def send(self, request: Request, timeout_s: float) -> None:
         """Send a request that is not answered."""
-        frame = encode(self._next_id, request)
         try:
+            frame = encode(self._next_id, request)
             self._limit(timeout_s)
             self._sock.sendall(frame)
         except OSError as error:

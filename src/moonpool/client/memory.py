@@ -41,6 +41,8 @@ def span_of(buffer: Buffer, *, writable: bool = False) -> Span:
     ``writable`` memory is needed.
     """
     try:
+        if isinstance(buffer, np.ndarray) and buffer.dtype.hasobject:
+            raise TypeError("it holds Python objects")
         array = np.frombuffer(cast("bytes", buffer), np.uint8)
     except (TypeError, ValueError, BufferError) as error:
         return _empty_span(buffer, error, writable)
@@ -56,7 +58,7 @@ def _empty_span(buffer: Buffer, error: Exception, writable: bool) -> Span:
     except TypeError:
         kind = type(buffer).__name__
         raise InvalidArgumentError(f"a {kind} has no buffer of bytes") from None
-    if view.nbytes:
+    if view.nbytes or "O" in view.format:
         raise InvalidArgumentError(f"the buffer cannot be used: {error}") from None
     if writable and view.readonly:
         raise InvalidArgumentError("the buffer is read-only")
@@ -68,6 +70,8 @@ def view_of(buffer: Buffer, *, writable: bool = False) -> memoryview:
     try:
         view = memoryview(cast("bytes", buffer))
         if view.format != "B" or view.ndim != 1:
+            if view.format == "O":
+                raise TypeError("it holds Python objects")
             view = view.cast("B") if view.nbytes else memoryview(bytearray())
     except (TypeError, ValueError, NotImplementedError):
         return memoryview(span_of(buffer, writable=writable).owner)

@@ -18,7 +18,10 @@ def packed(key: AnyKey) -> Key:
     """Return the packed key of a name (str) or of a packed key (bytes), or raise
     InvalidKeyError."""
     if isinstance(key, str):
-        return key_of(key)
+        try:
+            return key_of(key)
+        except UnicodeEncodeError:
+            raise InvalidKeyError("a key with a lone surrogate has no bytes") from None
     if isinstance(key, bytes):
         split(key)
         return Key(key)

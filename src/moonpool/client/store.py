@@ -110,28 +110,29 @@ class Store(Lookups):
 
         Raises MasterUnreachableError, VersionMismatchError, IllegalClientError, ConfigError.
         """
-        settings = config.load(
-            config.ClientConfig,
-            flags={
-                "master": config.resolve_master(address),
-                "transports": transports,
-                "timeout_s": timeout_s,
-                "put_timeout_s": put_timeout_s,
-                "lease_s": lease_s,
-                "connections": connections,
-            },
-            env={},
+        settings = _settings(
+            master=config.resolve_master(address),
+            transports=transports,
+            timeout_s=timeout_s,
+            put_timeout_s=put_timeout_s,
+            lease_s=lease_s,
+            connections=connections,
         )
         peer = new_peer(name)
         channel = SocketChannel(
             config_values.parse_address(settings.master),
             peer,
             token=os.environ.get("MOONPOOL_TOKEN", "") if token is None else token,
-            timeout_s=timeout_s,
-            connections=connections,
+            timeout_s=settings.timeout_s,
+            connections=settings.connections,
         )
-        ways = Ways(peer, settings.transports, timeout_s)
-        store = cls(channel, ways.open, put_timeout_s=put_timeout_s, lease_s=lease_s)
+        ways = Ways(peer, settings.transports, settings.timeout_s)
+        store = cls(
+            channel,
+            ways.open,
+            put_timeout_s=settings.put_timeout_s,
+            lease_s=settings.lease_s,
+        )
         try:
             if wait:
                 channel.connect()
@@ -380,6 +381,8 @@ class Store(Lookups):
                 f"{len(names)} keys, pieces of {len(pieces)} objects, {len(above)} parents"
             )
         sizes = pieces.sizes().tolist()
+        if 0 in sizes:
+            raise InvalidArgumentError(f"object {sizes.index(0)} is empty; none may be")
         batch = Batch(names, sizes, above, pieces, replicas)
         return self._putter.put(batch, self._put_timeout_s if timeout_s is None else timeout_s)
 
@@ -398,6 +401,14 @@ class Store(Lookups):
         codes = self._getter.read_chunk([*keys], room)
         found = zip(arrays, codes.tolist(), strict=True)
         return [array.tobytes() if code == 0 else None for array, code in found]
+
+
+def _settings(**options: Any) -> config.ClientConfig:
+    """Check options with the rules of the configuration, but take no text for numbers."""
+    for name, value in options.items():
+        if isinstance(value, str) and name != "master":
+            raise InvalidArgumentError(f"{name}: {value!r} is text")
+    return config.load(config.ClientConfig, flags=options, env={})
 
 
 def _check_room(have: int, size: int) -> None:

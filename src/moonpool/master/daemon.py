@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import ipaddress
+import itertools
 import json
 import logging
 import os
@@ -18,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
-from aiohttp import web
 
 from moonpool.config import MasterConfig
 from moonpool.core.master import MasterConfig as Settings
 from moonpool.core.master import MasterState
 from moonpool.errors import ConfigError
-from moonpool.master.http import app_of
+from moonpool.master.http import HttpSession, pages_of
 from moonpool.master.service import Service
 from moonpool.master.session import Session
 
 TICK_S = 0.1
+COLLECT_TICKS = 50
 BACKLOG = 1024
 CLOCK_SLACK_S = 0.01
 
@@ -58,7 +59,7 @@ async def _serve_until_signal(config: MasterConfig) -> None:
     async with serving(config) as running:
         # The index is long-lived and has no cycles to speak of: do not scan it again and again.
         gc.freeze()
-        gc.set_threshold(50_000, 20, 100)
+        gc.set_threshold(10_000, 4, 1000)
         _report(config, running)
         try:
             await stop.wait()
@@ -130,21 +131,22 @@ async def _rpc(service: Service, sock: socket.socket) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _http(service: Service, sock: socket.socket) -> AsyncIterator[None]:
-    runner = web.AppRunner(app_of(service), access_log=None, handle_signals=False)
-    await runner.setup()
+    pages = pages_of(service)
+    server = await asyncio.get_running_loop().create_server(lambda: HttpSession(pages), sock=sock)
     try:
-        await web.SockSite(runner, sock, shutdown_timeout=1.0).start()
         yield
     finally:
-        await runner.cleanup()
+        server.close()
 
 
 @contextlib.asynccontextmanager
 async def _ticking(service: Service) -> AsyncIterator[None]:
     async def tick() -> None:
-        while True:
+        for count in itertools.count():
             await asyncio.sleep(TICK_S)
             service.tick()
+            if count % COLLECT_TICKS == 0:
+                gc.collect(1)
 
     task = asyncio.create_task(tick())
     try:

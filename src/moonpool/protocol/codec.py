@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 
 from moonpool.core.messages import Hello, Message, Push, Reply, Request
-from moonpool.errors import ProtocolError
+from moonpool.errors import InvalidArgumentError, ProtocolError
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
 
 PUSH_ID = 0
@@ -28,8 +28,15 @@ _MALFORMED = (msgspec.MsgspecError, RecursionError, UnicodeError, ValueError, Ov
 
 
 def encode(request_id: int, message: Message) -> bytes:
-    """Return the message as a whole frame; raise ProtocolError if it is too large for one."""
-    payload = _encoder.encode((request_id, message))
+    """Return the message as a whole frame.
+
+    Raises ProtocolError if it is too large for one, InvalidArgumentError for what has no place on
+    the wire, such as a number over 64 bits.
+    """
+    try:
+        payload = _encoder.encode((request_id, message))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{type(message).__name__} cannot be sent: {error}") from None
     size = len(payload)
     if size > FRAME_BYTES_MAX:
         raise ProtocolError(

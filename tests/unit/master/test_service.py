@@ -94,14 +94,10 @@ def test_with_a_token_changes_want_it_and_lookups_do_not(request_: m.Request) ->
     assert reader.ask(m.Exists([])) == m.Existing(b"")
 
 
-@pytest.mark.parametrize("token", ["wrong", "secre", "\udcff", "secret "])
+@pytest.mark.parametrize("token", ["wrong", "secre", "ÿ", "secret "])
 def test_a_wrong_token_is_refused(token: str) -> None:
     peer = Peer(new_service(token="secret"))
-    hello = m.Hello(1, 1, "client", "c1", token)
-    try:
-        reply = peer.ask(hello)
-    except UnicodeEncodeError:
-        return
+    reply = peer.ask(m.Hello(1, 1, "client", "c1", token))
     assert isinstance(reply, m.Failed)
     assert (reply.code, peer.closed) == (-601, True)
 
