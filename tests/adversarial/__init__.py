@@ -1,0 +1,1 @@
+"""Black-box tests that try to break the pool from outside."""
