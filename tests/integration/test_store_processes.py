@@ -182,7 +182,6 @@ def test_a_put_goes_on_when_space_is_given_back_while_it_waits(
         assert store.put("more", b"m" * (4 * MIB))
         assert time.monotonic() - began > 0.2
         timer.join()
-        assert store.get("more") == b"m" * (4 * MIB)
         assert not store.exists("k0")
         for lease in leases:
             other.release(lease)
