@@ -21,15 +21,14 @@ TYPICAL_SHARE = 0.6
 @dataclass(frozen=True, slots=True)
 class Size:
     """How much is replayed. ``factor`` shortens synthesised conversations; ``context_tokens`` is
-    the longest prompt that a trace is cut to. Pauses are ``gap_factor`` times as long as in the
-    trace and cut at ``gap_limit_s``."""
+    the longest prompt that a trace is cut to. Pauses between turns are the trace's own, cut at
+    ``gap_limit_s``, so that a run ends."""
 
     conversations: int = 8
     turns: int = 9
     factor: float = 0.2
     context_tokens: int = 7_000
-    gap_factor: float = 0.4
-    gap_limit_s: float = 8.0
+    gap_limit_s: float = 10.0
 
 
 FULL = Size()
@@ -102,10 +101,7 @@ def from_trace(path: Path, size: Size) -> Workload:
 
 
 def _with_gaps(session: Session, size: Size) -> Session:
-    turns = tuple(
-        replace(turn, gap_s=min(size.gap_limit_s, turn.gap_s * size.gap_factor))
-        for turn in session.turns
-    )
+    turns = tuple(replace(turn, gap_s=min(size.gap_limit_s, turn.gap_s)) for turn in session.turns)
     return replace(session, turns=turns)
 
 
