@@ -193,7 +193,7 @@ def test_one_way_requests_get_no_answer(master: Master) -> None:
     address = ("127.0.0.1", master.ready["port"])
     with socket.create_connection(address, 5) as sock:
         sock.sendall(encode(1, m.Hello(1, 1, "client", "c1")))
-        sock.sendall(encode(2, m.Release([1])) + encode(3, m.Exists([b"\0a"])))
+        sock.sendall(encode(0, m.Release([1])) + encode(3, m.Exists([b"\0a"])))
         sock.shutdown(socket.SHUT_WR)
         received = b""
         while part := sock.recv(4096):

@@ -74,7 +74,7 @@ class Connection:
     def send(self, request: Request, timeout_s: float) -> None:
         """Send a request that is not answered."""
         try:
-            frame = encode(self._next_id, request)
+            frame = encode(PUSH_ID, request)
             self._limit(timeout_s)
             self._sock.sendall(frame)
         except OSError as error:

@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from typing import Protocol, cast
 
-from moonpool.core.messages import Failed, Hello, Message, Reply, Request
+from moonpool.core.messages import Failed, Hello, Message, Release, Reply, Request
 from moonpool.errors import ProtocolError
 from moonpool.protocol.codec import PUSH_ID, check_hello, decode_request, encode
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameDecoder
@@ -191,8 +191,8 @@ class Session(asyncio.Protocol):
 
     def _reply(self, payload: bytes) -> bytes | None:
         request_id, request = decode_request(payload)
-        if request_id == PUSH_ID:
-            raise ProtocolError("a request with the id of pushes")
+        if request_id == PUSH_ID and type(request) is not Release:
+            raise ProtocolError(f"{type(request).__name__} with the id of what wants no answer")
         if self.peer:
             reply = self._desk.answer(self, request)
             return None if reply is None else _encode_reply(request_id, reply)

@@ -14,7 +14,7 @@ from moonpool.errors import InvalidArgumentError, ProtocolError
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
 
 PUSH_ID = 0
-"""The request id of what the master sends unasked."""
+"""The request id of what wants no answer: the master's pushes, and Release."""
 REQUEST_ID_MAX = 2**32 - 1
 ROLES: Final = ("client", "node", "tool")
 PEER_CHARS_MAX = 128
