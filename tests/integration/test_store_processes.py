@@ -216,6 +216,23 @@ def test_a_closed_store_leaves_nothing_mapped(master: Master) -> None:
     eventually("its threads are gone", lambda: "moonpool-attached" not in thread_names())
 
 
+def test_a_forked_child_is_told_to_connect_by_itself(master: Master) -> None:
+    code = """
+import os
+store.put("a", b"x")
+pid = os.fork()
+if pid == 0:
+    try:
+        store.get("a")
+    except MasterUnreachableError as error:
+        os._exit(7 if "another process" in str(error) else 1)
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+print(store.get("a"))
+"""
+    assert in_another_process(master, code, ("shm",)) == "b'x'"
+
+
 def thread_names() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
