@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moonpool.cli.output import NOT_WELL, fail, print_json, print_table, reports_errors, size_text
+from moonpool.cli.output import (
+    NOT_WELL,
+    fail,
+    print_json,
+    print_table,
+    printable,
+    reports_errors,
+    size_text,
+)
 from moonpool.cli.pool import Json, Master, connect
 from moonpool.errors import ConfigError
 
@@ -124,7 +132,9 @@ def rm(
         codes = store.remove_batch([parse(key) for key in keys], force)
     failed = [(key, code) for key, code in zip(keys, codes, strict=True) if code]
     for key, code in failed:
-        typer.echo(f"moonpool: {key}: {type(error_for(code, '')).__name__} ({code})", err=True)
+        typer.echo(
+            f"moonpool: {printable(key)}: {type(error_for(code, '')).__name__} ({code})", err=True
+        )
     if failed:
         raise typer.Exit(NOT_WELL)
 

@@ -47,7 +47,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print the message on stderr and leave with the code."""
-    typer.echo(f"moonpool: {message}", err=True)
+    typer.echo(f"moonpool: {printable(message)}", err=True)
     raise typer.Exit(code)
 
 
@@ -63,8 +63,15 @@ def print_table(headings: list[str], rows: list[list[str]], *, title: str = "") 
 
     table = Table(*headings, title=title or None, title_justify="left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     Console(soft_wrap=not sys.stdout.isatty()).print(table, markup=False)
+
+
+def printable(text: str) -> str:
+    """Return the text with what would steer a terminal written out: keys are anybody's bytes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def size_text(nbytes: int) -> str:

@@ -31,7 +31,12 @@ class Attachment:
     """
 
     def __init__(
-        self, address: str, client: str, timeout_s: float, on_end: Callable[[Attachment], None]
+        self,
+        address: str,
+        client: str,
+        timeout_s: float,
+        token: str,
+        on_end: Callable[[Attachment], None],
     ) -> None:
         """Attach. Raises TransferError, ProtocolError."""
         self.address = address
@@ -39,7 +44,7 @@ class Attachment:
         self.users: set[AttachedTransport] = set()
         self._on_end = on_end
         host, port = parse_address(address)
-        self._wire: Wire = open_data(host, port, client, timeout_s)
+        self._wire: Wire = open_data(host, port, client, timeout_s, token)
         try:
             self._wire.within(timeout_s)
             self._wire.send(data.Attach())
@@ -182,8 +187,9 @@ def _lock_shared(path: str) -> int | None:
 class Attachments:
     """One attachment for each node that is in use."""
 
-    def __init__(self, client: str, timeout_s: float) -> None:
+    def __init__(self, client: str, timeout_s: float, token: str = "") -> None:
         self._client = client
+        self._token = token
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
         self._by_address: dict[str, Attachment] = {}
@@ -204,7 +210,7 @@ class Attachments:
             return transport
 
     def _attach(self, address: str) -> Attachment:
-        attachment = Attachment(address, self._client, self._timeout_s, self._ended)
+        attachment = Attachment(address, self._client, self._timeout_s, self._token, self._ended)
         self._by_address[address] = attachment
         return attachment
 

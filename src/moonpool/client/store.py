@@ -88,14 +88,15 @@ class Store(Transfers):
             connections=connections,
         )
         peer = new_peer(name)
+        said = os.environ.get("MOONPOOL_TOKEN", "") if token is None else token
         channel = SocketChannel(
             config_values.parse_address(settings.master),
             peer,
-            token=os.environ.get("MOONPOOL_TOKEN", "") if token is None else token,
+            token=said,
             timeout_s=settings.timeout_s,
             connections=settings.connections,
         )
-        ways = Ways(peer, settings.transports, settings.timeout_s)
+        ways = Ways(peer, settings.transports, settings.timeout_s, said)
         store = cls(
             channel,
             ways.open,
@@ -210,8 +211,10 @@ class Store(Transfers):
     ) -> bool:
         if size == 0:
             raise InvalidArgumentError("an object must not be empty")
-        above = b"" if parent is None else packed(parent)
-        code = self._putter.put_one(packed(key), value, size, above, replicas, self._put_timeout_s)
+        name, above = packed(key), b"" if parent is None else packed(parent)
+        if name == above:
+            raise InvalidArgumentError(f"parent: {shown(key)} cannot continue itself")
+        code = self._putter.put_one(name, value, size, above, replicas, self._put_timeout_s)
         if code == InvalidArgumentError.code:
             raise ValueTooLargeError(f"{shown(key)}: no segment can hold {size} bytes")
         if code and code != _EXISTS:

@@ -17,11 +17,14 @@ CONNECT_TIMEOUT_S = 2.0
 class Ways:
     """Opens transports; ``kinds`` are the allowed ones ("shm", "tcp"), the best first."""
 
-    def __init__(self, client: str, kinds: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self, client: str, kinds: Sequence[str], timeout_s: float, token: str = ""
+    ) -> None:
         self._client = client
         self._kinds = tuple(kinds)
         self._timeout_s = timeout_s
-        self._attachments = Attachments(client, min(timeout_s, CONNECT_TIMEOUT_S))
+        self._token = token
+        self._attachments = Attachments(client, min(timeout_s, CONNECT_TIMEOUT_S), token)
 
     def open(self, info: SegmentInfo) -> Transport:
         """Return the best way to a segment. Raises TransferError with what was tried."""
@@ -30,7 +33,11 @@ class Ways:
             try:
                 if kind == "tcp":
                     return TcpTransport(
-                        info.address, info.name, self._client, timeout_s=self._timeout_s
+                        info.address,
+                        info.name,
+                        self._client,
+                        timeout_s=self._timeout_s,
+                        token=self._token,
                     )
                 if shares_memory(info.host, info.path):
                     return self._attachments.open(info)

@@ -32,8 +32,8 @@ def evict_to_watermark(state: State) -> None:
     """Above the high watermark, evict down to the low one (a bounded number of objects)."""
     if state.segments.fill_ratio() <= state.config.watermark_high:
         return
-    for count in range(state.config.evictions_per_tick_max):
-        if count % 16 == 0 and state.segments.fill_ratio() <= state.config.watermark_low:
+    for _ in range(state.config.evictions_per_tick_max):
+        if state.segments.fill_ratio() <= state.config.watermark_low:
             return
         coldest = _coldest(state)
         if coldest is None:

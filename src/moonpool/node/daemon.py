@@ -67,7 +67,7 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
     name, directory = config.name or socket.gethostname(), config.segment_dir
     storage = Storage(name, directory or default_segment_dir(), config.size, config.segment_size)
     writers = Writers()
-    server = DataServer(storage, writers, config.host, config.port)
+    server = DataServer(storage, writers, config.host, config.port, token=config.token)
     toucher: Toucher | None = None
     served = False
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import time
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy.typing as npt
 
 from moonpool.errors import (
     ChecksumError,
+    IllegalClientError,
     InvalidArgumentError,
     InvalidWriteError,
     NotFoundError,
@@ -17,7 +20,7 @@ from moonpool.errors import (
 from moonpool.node.writers import Writers
 from moonpool.protocol import data
 from moonpool.protocol.versions import negotiate
-from moonpool.transport import copy, streams
+from moonpool.transport import copy, layout, streams
 from moonpool.transport.base import I64, U64, Pieces, Places
 from moonpool.transport.batch import chosen
 from moonpool.transport.segment import Segment
@@ -55,8 +58,10 @@ class Handler:
     """Serves one connection until it ends. Whatever the peer sends only ever reaches places that
     ``Segment`` has found to be inside."""
 
-    def __init__(self, wire: Wire, shelf: Shelf, writers: Writers) -> None:
+    def __init__(self, wire: Wire, shelf: Shelf, writers: Writers, token: str = "") -> None:
         self._wire = wire
+        self._token = token
+        self._trusted = False
         self._shelf = shelf
         self._writers = writers
         self.client = ""
@@ -87,11 +92,27 @@ class Handler:
         opened = data.decode_request(payload, data.OpenData)
         if len(opened.client) > data.CLIENT_CHARS_MAX or not opened.client.isprintable():
             raise ProtocolError(f"a client name of {len(opened.client)} characters")
+        self._check_token(opened.token)
         version = negotiate(opened.version_min, opened.version_max)
         self.client = opened.client
         self._wire.send(data.DataReady(version, self._shelf.name))
 
+    def _check_token(self, said: str) -> None:
+        """As the master does: without a token one may look, with a wrong one nothing."""
+        if not self._token or not said:
+            self._trusted = not self._token
+            return
+        wanted = self._token.encode()
+        if not hmac.compare_digest(said.encode(errors="replace"), wanted):
+            raise IllegalClientError("the token is wrong")
+        self._trusted = True
+
+    def _need_trust(self, what: str) -> None:
+        if not self._trusted:
+            raise IllegalClientError(f"{what} needs the pool's token")
+
     def _attach(self) -> None:
+        self._need_trust("Attach")
         with self._writers.attached(self.client, self._wire):
             self._wire.send(data.Attached(self._shelf.host, self._shelf.attachable()))
             self._wire.wait_for_end()
@@ -128,6 +149,7 @@ class Handler:
     # --- writing ------------------------------------------------------------------------------
 
     def _write(self, request: data.WriteBatch) -> None:
+        self._need_trust("WriteBatch")
         segment = self._segment(request.segment)
         places = _places(request.offsets, request.sizes, request.generations, request)
         count = len(places)
@@ -136,7 +158,9 @@ class Handler:
         if float(places.sizes.sum(dtype=np.float64)) > segment.geometry.data_bytes:
             raise InvalidArgumentError("a batch larger than the segment")
         keep = segment.parts()
-        codes = np.where(self._writers.refused(self.client, places.generations), _STALE, 0)
+        refused = self._writers.refused(self.client, places.generations)
+        refused |= places.generations >= np.uint64(layout.generation_limit(time.time()))
+        codes = np.where(refused, _STALE, 0)
         allowed = np.flatnonzero(codes == 0)
         codes[allowed] = segment.begin(
             chosen(places, allowed),

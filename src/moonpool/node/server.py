@@ -20,7 +20,10 @@ BACKLOG = 128
 
 
 class DataServer:
-    """Serves a node's segments at ``host:port`` (port 0: any) from ``start`` until ``close``."""
+    """Serves a node's segments at ``host:port`` (port 0: any) from ``start`` until ``close``.
+
+    token: what peers must say before they may do anything; empty: nothing.
+    """
 
     def __init__(
         self,
@@ -30,9 +33,11 @@ class DataServer:
         port: int = 0,
         *,
         connections_max: int = CONNECTIONS_MAX,
+        token: str = "",
     ) -> None:
         self._shelf = shelf
         self._writers = writers
+        self._token = token
         try:
             self._socket = socket.create_server((host, port), backlog=BACKLOG)
         except (OSError, OverflowError) as error:
@@ -104,7 +109,7 @@ class DataServer:
         wire.close()
 
     def _serve(self, wire: Wire, peer: str) -> None:
-        handler = Handler(wire, self._shelf, self._writers)
+        handler = Handler(wire, self._shelf, self._writers, self._token)
         try:
             handler.run()
         except TransferError as error:

@@ -36,11 +36,13 @@ class DataMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class OpenData(DataMessage, frozen=True):
-    """First message. ``client`` is the name of the client's session with the master."""
+    """First message. ``client`` is the name of the client's session with the master, ``token`` the
+    pool's."""
 
     version_min: int
     version_max: int
     client: str
+    token: str = ""
 
 
 class DataReady(DataMessage, frozen=True):

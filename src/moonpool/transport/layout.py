@@ -33,6 +33,9 @@ BYTES_PER_SLOT: Final = 16 * 1024
 LARGE_BYTES: Final = 64 * 1024 * 1024
 """Segments from here on have their data area on a 2 MiB boundary, as huge pages want it."""
 
+CLOCK_SLACK_S: Final = 86_400
+"""How far the clocks of a pool's hosts may differ."""
+
 FREE, WRITING, COMMITTED = 0, 1, 2
 
 HEADER: Final = np.dtype(
@@ -227,6 +230,15 @@ def _same(record: Any, shape: Geometry) -> bool:
         shape.data_offset,
         shape.total_bytes,
     ]
+
+
+def generation_limit(now_s: float) -> int:
+    """Return a generation that no master has reached at this time (seconds since 1970).
+
+    Generations count up from the second in which their master started; a higher one was not
+    granted by any, so it is damage or a lie.
+    """
+    return (int(now_s) + CLOCK_SLACK_S) << 32
 
 
 def needed_bytes(size: int, key: bytes) -> int:

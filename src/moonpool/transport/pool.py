@@ -37,10 +37,12 @@ class ConnectionPool:
         *,
         connections_max: int = CONNECTIONS_MAX,
         timeout_s: float = 5.0,
+        token: str = "",
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.client = client
+        self._token = token
         self._host, self._port = parse_address(address)
         self._free = threading.Condition()
         self._idle: list[Wire] = []
@@ -91,7 +93,9 @@ class ConnectionPool:
             self._slots -= 1
             kept = self._kept(fresh)
         try:
-            wire = kept or open_data(self._host, self._port, self.client, self.timeout_s)
+            wire = kept or open_data(
+                self._host, self._port, self.client, self.timeout_s, self._token
+            )
         except BaseException:
             with self._free:
                 self._slots += 1
@@ -111,12 +115,12 @@ class ConnectionPool:
         return None
 
 
-def open_data(host: str, port: int, client: str, timeout_s: float) -> Wire:
+def open_data(host: str, port: int, client: str, timeout_s: float, token: str = "") -> Wire:
     """Open a connection to a data port and say who we are; raise TransferError."""
     wire = connect(host, port, timeout_s)
     try:
         wire.within(timeout_s)
-        wire.send(data.OpenData(PROTOCOL_MIN, PROTOCOL_MAX, client))
+        wire.send(data.OpenData(PROTOCOL_MIN, PROTOCOL_MAX, client, token))
         data.decode_reply(wire.receive(data.OPEN_BYTES_MAX), data.DataReady)
     except MoonpoolError as error:
         wire.close()

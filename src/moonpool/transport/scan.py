@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,16 +37,18 @@ def read(segment: Segment, table: Any, owners: Owners, *, verify: bool, reset: b
     """Return what the table tells, holes left alone.
 
     An object is whole if it is committed, in bounds, and all its pages are its own. verify: also
-    compare each payload with its checksum. reset: free the entries that are torn.
+    compare each payload with its checksum. reset: free the entries that are torn, and the pages
+    whose owner no master has made.
     """
+    limit = np.uint64(layout.generation_limit(time.time()))
     found: list[Found] = []
     writing: list[Found] = []
-    newest, torn = _newest_owner(segment, owners), 0
+    newest, torn = _newest_owner(segment, owners, limit, reset=reset), 0
     for first, last in _table_steps(segment):
         entries = table[first:last].copy()
         used = np.flatnonzero(entries["state"] != layout.FREE)
         entries = entries[used]
-        alive = _alive(segment, entries)
+        alive = _alive(segment, entries) & (entries["generation"] < limit)
         begun = alive & (entries["state"] == layout.WRITING)
         alive &= entries["state"] == layout.COMMITTED
         if verify:
@@ -130,11 +133,14 @@ def _found(
         )
 
 
-def _newest_owner(segment: Segment, owners: Owners) -> int:
+def _newest_owner(segment: Segment, owners: Owners, limit: np.uint64, *, reset: bool) -> int:
     start, newest = segment.geometry.owners_offset, 0
     for a, b in segment.ranges(start, start + 8 * segment.geometry.pages):
         part = owners.pages[(a - start) // 8 : -(-(b - start) // 8)]
-        newest = max(newest, int(part.max(initial=0)))
+        real = part < limit
+        newest = max(newest, int(part.max(initial=0, where=real)))
+        if reset and not real.all():
+            part[~real] = 0
     return newest
 
 

@@ -183,7 +183,8 @@ class Segment:
     def begin(self, places: Places, keys: list[bytes], parents: list[bytes]) -> I64:
         """Take the slots for writing; return a code for each, shape (n,).
 
-        -600: a place outside the segment or too small; -700: a later writer has been there.
+        -600: a place outside the segment or too small; -700: this or a later writer has been
+        there: a slot is begun once.
         """
         if small.is_small(places) and sum(places.capacities.tolist()) <= 2 * small.BYTES_MAX:
             return np.array(small.begin(self, places, keys, parents), np.int64)
@@ -193,7 +194,7 @@ class Segment:
         good = codes == 0
         first, count = pages_of(places.offsets[good], places.capacities[good])
         newest = parts.owners.newest(first, count)
-        codes[np.flatnonzero(good)[newest > places.generations[good]]] = _STALE
+        codes[np.flatnonzero(good)[newest >= places.generations[good]]] = _STALE
         good = codes == 0
         if not good.any():
             return codes

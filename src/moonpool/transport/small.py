@@ -169,7 +169,7 @@ def _begin(segment: Segment, place: Place, key: bytes, parent: bytes) -> int:
     views = segment.views()
     index, offset, size, room, generation = place
     first, last = _pages(offset, room)
-    if max(views.owners[first:last].tolist()) > generation:
+    if max(views.owners[first:last].tolist()) >= generation:
         return _STALE
     inline = key if len(key) <= KEY_INLINE_BYTES else b""
     kept = parent if len(parent) <= layout.PARENT_BYTES_MAX else b""

@@ -51,11 +51,13 @@ class TcpTransport:
         *,
         streams: int = streams.STREAMS,
         timeout_s: float = 5.0,
+        token: str = "",
     ) -> None:
         if isinstance(address, ConnectionPool):
             self._pool, self._owned = address, False
         else:
-            self._pool, self._owned = ConnectionPool(address, client, timeout_s=timeout_s), True
+            self._pool = ConnectionPool(address, client, timeout_s=timeout_s, token=token)
+            self._owned = True
         self.segment = segment
         self._streams = streams
         self._timeout_s = timeout_s

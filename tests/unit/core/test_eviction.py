@@ -158,9 +158,8 @@ def test_tick_evicts_from_the_high_to_the_low_watermark() -> None:
     assert pool.status().objects == 95
     pool.put(A)
     pool.tick()
-    # The fill is looked at after every 16 evictions.
-    assert pool.status().objects == 80
-    assert not any(pool.exists(*blocks(16)))
+    assert pool.status().objects == 90
+    assert not any(pool.exists(*blocks(6)))
 
 
 def test_a_full_table_counts_as_full() -> None:
@@ -168,7 +167,7 @@ def test_a_full_table_counts_as_full() -> None:
     pool.mount(pages=1000, slots=100)
     pool.put(*blocks(97))
     pool.tick()
-    assert pool.status().objects == 81
+    assert pool.status().objects == 90
 
 
 def test_one_tick_evicts_a_bounded_number() -> None:

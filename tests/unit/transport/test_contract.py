@@ -190,8 +190,9 @@ def test_many_threads_at_once(transport: Transport) -> None:
     def work(number: int) -> bool:
         source = batch(number, sizes)
         names = keys(len(sizes))
-        where = places(sizes, 1 + 100 * number, base=number * 400 * 1024, index=number * len(sizes))
-        for _ in range(5):
+        at, index = number * 400 * 1024, number * len(sizes)
+        for first in range(1, 500, 100):
+            where = places(sizes, first + 1000 * number, base=at, index=index)
             written = transport.write(where, source.pieces, names, [])
             target = source.blank()
             read = transport.read(changed(where, checksums=written.checksums), target.pieces)

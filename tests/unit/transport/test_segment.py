@@ -226,3 +226,16 @@ def test_hosts_are_told_apart(tmp_path: Path) -> None:
     assert not shares_memory("", str(path))
     assert not shares_memory(host_identity(here), "x.seg")
     assert host_identity(tmp_path / "none") == ""
+
+
+def test_owners_that_no_master_has_made_are_damage(segment: Segment) -> None:
+    written = ShmTransport(segment).write(places([5000]), batch(1, [5000]).pieces, keys(1), [])
+    assert written.codes.tolist() == [0]
+    real = segment.scan().generation_max
+    pages = segment.parts().owners.pages
+    pages[40:44] = 2**63 + 5
+    assert segment.scan().generation_max == real
+    assert pages[40] == 2**63 + 5  # looked at only
+    assert segment.scan(reset=True).generation_max == real
+    assert not pages[40:44].any()
+    assert [found.generation for found in segment.scan().found] == [1]
