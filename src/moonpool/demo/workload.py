@@ -24,11 +24,11 @@ class Size:
     the longest prompt that a trace is cut to. Pauses between turns are the trace's own, cut at
     ``gap_limit_s``, so that a run ends."""
 
-    conversations: int = 8
+    conversations: int = 7
     turns: int = 9
     factor: float = 0.2
     context_tokens: int = 7_000
-    gap_limit_s: float = 10.0
+    gap_limit_s: float = 15.0
 
 
 FULL = Size()
