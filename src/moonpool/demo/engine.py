@@ -23,6 +23,8 @@ KV_TRANSFER_CONFIG = {
     "kv_connector": "MoonpoolConnector",
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
+    # Everything shares a few cores here, so an answer may take longer than on a real server.
+    "kv_connector_extra_config": {"lookup_wait_ms": 200},
 }
 # One thread a replica, no hub, no telemetry. Without TORCHDYNAMO_DISABLE the first request that
 # asks for logprobs waits 20 s for a compiler.
