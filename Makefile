@@ -43,8 +43,8 @@ types: $(DEV) ## mypy, strict.
 unit: $(DEV) ## Tests without other processes, and the simulator's.
 	$(PYTEST) tests/unit tests/sim
 
-integration: $(DEV) ## Tests with moonpool's own processes.
-	$(PYTEST) tests/integration
+integration: $(DEV) ## Tests with moonpool's own processes, and attacks on them.
+	$(PYTEST) tests/integration tests/adversarial
 
 e2e: $(DEV) $(VLLM) ## Tests with real vLLM processes.
 	$(PYTEST) tests/e2e
