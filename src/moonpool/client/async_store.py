@@ -191,9 +191,11 @@ class AsyncStore:
         *,
         lease: int | None = None,
         timeout_s: float | None = None,
+        exact: bool = False,
     ) -> Awaitable[I64]:
         """See ``Store.get_pieces``."""
-        return self._run(self.store.get_pieces, keys, pieces, lease=lease, timeout_s=timeout_s)
+        options = {"lease": lease, "timeout_s": timeout_s, "exact": exact}
+        return self._run(self.store.get_pieces, keys, pieces, **options)
 
     def hold(self, keys: Sequence[AnyKey], ttl_s: float) -> Awaitable[Lease]:
         """See ``Store.hold``."""

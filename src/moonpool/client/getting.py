@@ -48,9 +48,16 @@ class Getter:
         return next(self._leases)
 
     def read(
-        self, keys: list[bytes], memory: Pieces, lease: int | None, timeout_s: float | None
+        self,
+        keys: list[bytes],
+        memory: Pieces,
+        lease: int | None,
+        timeout_s: float | None,
+        *,
+        exact: bool,
     ) -> I64:
-        """Read objects into memory that is at least as large; return a code for each, shape (n,).
+        """Read objects into memory that is at least as large, or ``exact``ly as large; return a
+        code for each, shape (n,).
 
         A master that is lost on the way is a code; MasterUnreachableError if it is away at once.
         """
@@ -63,7 +70,7 @@ class Getter:
                     raise DeadlineError(f"{len(keys) - first} objects were not begun in time")
                 part = pieces_of(memory, np.arange(first, last))
                 codes[first:last] = self.read_chunk(
-                    keys[first:last], partial(_fitted, part), lease, left
+                    keys[first:last], partial(_fitted, part, exact), lease, left
                 )
         except MasterUnreachableError as error:
             if (codes == MasterUnreachableError.code).all():
@@ -188,8 +195,9 @@ def _row(i: int, where: Located, attempt: int) -> Row:
     return (i, *at, size, size, where.generation, where.checksum)
 
 
-def _fitted(memory: Pieces, sizes: U64, codes: I64) -> Pieces:
+def _fitted(memory: Pieces, exact: bool, sizes: U64, codes: I64) -> Pieces:
     """Return the memory cut to the objects' sizes; sets the codes of those that do not fit."""
     room = memory.sizes()
-    codes[(codes == 0) & (room < sizes)] = BufferTooSmallError.code
+    misfits = room != sizes if exact else room < sizes
+    codes[(codes == 0) & misfits] = BufferTooSmallError.code
     return trimmed(memory, np.minimum(sizes, room))

@@ -141,22 +141,23 @@ class Transfers(Lookups):
         *,
         lease: int | None = None,
         timeout_s: float | None = None,
+        exact: bool = False,
     ) -> I64:
         """Load n objects into registered memory; return a code for each, shape (n,).
 
-        Object i may be smaller than its pieces, then only their start is written. Codes: 0, -704
-        not there, -600 larger than its pieces, -707 slower than its lease, -800 its bytes could
-        not be moved, -901 not begun before ``timeout_s``, or another error's; with a negative
-        code the memory's content is not defined. lease: ``Lease.id`` of a hold that covers the
-        keys; it is not ended. When it returns, nothing writes to the memory any more. Raises as
-        ``put_pieces``.
+        Object i may be smaller than its pieces, then only their start is written; with ``exact``
+        that is -600 too, and nothing is written. Codes: 0, -704 not there, -600 larger than its
+        pieces, -707 slower than its lease, -800 its bytes could not be moved, -901 not begun
+        before ``timeout_s``, or another error's; with a negative code the memory's content is not
+        defined. lease: ``Lease.id`` of a hold that covers the keys; it is not ended. When it
+        returns, nothing writes to the memory any more. Raises as ``put_pieces``.
         """
         pieces = memory.checked(pieces)
         hold = self._registry.hold(pieces, writable=True)
         names = all_packed(keys)
         if len(names) != len(pieces):
             raise InvalidArgumentError(f"{len(names)} keys, but pieces of {len(pieces)} objects")
-        codes = self._getter.read(names, pieces, lease, timeout_s)
+        codes = self._getter.read(names, pieces, lease, timeout_s, exact=exact)
         del hold
         return codes
 

@@ -42,7 +42,12 @@ class Pool(Protocol):
         ...
 
     def get_pieces(
-        self, keys: Sequence[Any], pieces: Pieces, *, timeout_s: float | None = None
+        self,
+        keys: Sequence[Any],
+        pieces: Pieces,
+        *,
+        timeout_s: float | None = None,
+        exact: bool = False,
     ) -> I64:
         """Load objects; one code each. When it returns nothing writes to the memory any more."""
         ...

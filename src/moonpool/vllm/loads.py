@@ -165,7 +165,9 @@ class Loader:
             return [MasterUnreachableError.code if pool is None else LATE] * (last - first)
         names = job.names[first * DIGEST_BYTES : last * DIGEST_BYTES]
         pieces = self._pieces(job, first, last, scratch)
-        codes = pool.get_pieces(objects.keys_of(job.namespace, names), pieces, timeout_s=left_s)
+        keys = objects.keys_of(job.namespace, names)
+        # An object of another size is not what was asked for, whoever put it under this key.
+        codes = pool.get_pieces(keys, pieces, timeout_s=left_s, exact=True)
         sizes = pieces.sizes()[codes == 0]
         self._tally.count("load_bytes", int(sizes.sum()))
         if len(sizes):

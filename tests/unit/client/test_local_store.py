@@ -371,3 +371,19 @@ def test_many_threads_share_a_store(store: Store) -> None:
     assert not failed
     assert store.status().objects == 0
     assert store.status().leases == 0
+
+
+def test_exact_reads_touch_nothing_when_an_object_is_smaller_than_its_pieces() -> None:
+    with Store.local("8MB") as store:
+        store.put("short", b"s" * 100)
+        store.put("right", b"r" * 200)
+        target = np.zeros(400, np.uint8)
+        store.register_buffer(target)
+        at = target.ctypes.data
+        pieces = Pieces(
+            np.array([at, at + 200], np.uint64), np.full(2, 200, np.uint64), np.arange(3)
+        )
+        assert store.get_pieces(["short", "right"], pieces, exact=True).tolist() == [-600, 0]
+        assert not target[:200].any()
+        assert store.get_pieces(["short", "right"], pieces).tolist() == [0, 0]
+        assert target[:100].tobytes() == b"s" * 100

@@ -81,8 +81,14 @@ class FakePool:
         assert inside, "memory that was not registered"
 
     def get_pieces(
-        self, keys: Sequence[Any], pieces: Pieces, *, timeout_s: float | None = None
+        self,
+        keys: Sequence[Any],
+        pieces: Pieces,
+        *,
+        timeout_s: float | None = None,
+        exact: bool = False,
     ) -> I64:
+        assert exact, "an engine's blocks must be filled, or not touched"
         if self.gate is not None:
             assert self.gate.wait(20)
         self._up()
