@@ -177,6 +177,7 @@ class _Demo:
             vocabulary=BYTE_TOKENS,
             block_tokens=BLOCK_TOKENS,
             concurrency=len(self._workload.sessions),
+            start_spacing_s=self._workload.start_spacing_s,
         )
 
     @contextmanager

@@ -22,17 +22,26 @@ TYPICAL_SHARE = 0.6
 class Size:
     """How much is replayed. ``factor`` shortens synthesised conversations; ``context_tokens`` is
     the longest prompt that a trace is cut to. Pauses between turns are the trace's own, cut at
-    ``gap_limit_s``, so that a run ends."""
+    ``gap_limit_s``, so that a run ends. Conversations begin ``start_spacing_s`` apart: agents do
+    not all start at once."""
 
-    conversations: int = 7
-    turns: int = 9
+    conversations: int = 9
+    turns: int = 8
     factor: float = 0.2
     context_tokens: int = 7_000
     gap_limit_s: float = 15.0
+    start_spacing_s: float = 1.0
 
 
 FULL = Size()
-QUICK = Size(conversations=4, turns=3, factor=0.08, context_tokens=1_500, gap_limit_s=0.5)
+QUICK = Size(
+    conversations=4,
+    turns=3,
+    factor=0.08,
+    context_tokens=1_500,
+    gap_limit_s=0.5,
+    start_spacing_s=0.25,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class Workload:
 
     sessions: list[Session]
     about: str
+    start_spacing_s: float
 
     @property
     def requests(self) -> int:
@@ -67,7 +77,8 @@ def synthetic(size: Size, seed: int) -> Workload:
     short = shortened(CODEX, size.factor, size.turns)
     sessions = synthesise(short, size.conversations, seed)
     sessions = [_with_gaps(session, size) for session in sessions]
-    return Workload(sessions, _about(f"Codex-like, lengths x {size.factor:g}", sessions))
+    about = _about(f"Codex-like, lengths x {size.factor:g}", sessions)
+    return Workload(sessions, about, size.start_spacing_s)
 
 
 def from_trace(path: Path, size: Size) -> Workload:
@@ -97,7 +108,7 @@ def from_trace(path: Path, size: Size) -> Workload:
     if not chosen:
         raise ConfigError(f"trace: {path}: prompts of {typical} tokens cannot be cut to a CPU")
     source = f"{path.name}, blocks of {before} tokens cut to {after}"
-    return Workload(chosen, _about(source, chosen))
+    return Workload(chosen, _about(source, chosen), size.start_spacing_s)
 
 
 def _with_gaps(session: Session, size: Size) -> Session:
