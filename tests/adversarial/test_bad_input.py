@@ -27,6 +27,7 @@ from moonpool.errors import (
 )
 from tests.adversarial.conftest import MakeCluster
 from tests.adversarial.harness import Cluster, Daemon, eventually
+from tests.integration.processes import freeze
 
 TYPED = (MoonpoolError, TypeError)
 BAD_KEYS: list[Any] = [
@@ -364,7 +365,7 @@ def test_master_that_hangs_is_an_error_at_the_deadline(make_cluster: MakeCluster
     cluster = make_cluster([("a", "16MB")])
     store = cluster.connect(timeout_s=0.5)
     store.put("k", b"x")
-    os.kill(cluster.master.pid, signal.SIGSTOP)
+    freeze(cluster.master.pid)
     try:
         for call in (store.exists, store.get, store.stat):
             start = time.monotonic()

@@ -32,6 +32,17 @@ def eventually(what: str, check: Callable[[], object], within_s: float = 10.0) -
         time.sleep(0.02)
 
 
+def freeze(pid: int) -> None:
+    """Stop a process and wait until all of its threads have stopped; SIGCONT ends it."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
+
+    eventually(f"process {pid} stops", stopped)
+
+
 def environment() -> dict[str, str]:
     """Return the environment without what would configure moonpool."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("MOONPOOL_", "MOONCAKE_"))}

@@ -29,7 +29,7 @@ from moonpool import (
 from moonpool.client.channel import SocketChannel
 from moonpool.core import messages as m
 from moonpool.protocol.codec import encode
-from tests.integration.processes import Master, environment, eventually
+from tests.integration.processes import Master, environment, eventually, freeze
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_restart_between_two_calls_is_not_noticed_by_lookups(master: Master) -
 
 def test_a_master_that_does_not_answer_costs_one_deadline(master: Master) -> None:
     with Store.connect(master.address, timeout_s=0.5) as store:
-        master.process.send_signal(signal.SIGSTOP)
+        freeze(master.process.pid)
         try:
             with pytest.raises(DeadlineError):
                 store.exists("a")

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from moonpool import MasterUnreachableError, MoonpoolError, NotFoundError, Store
-from tests.integration.processes import Master, environment, eventually, pool, ready_segments
+from tests.integration.processes import (
+    Master,
+    environment,
+    eventually,
+    freeze,
+    pool,
+    ready_segments,
+)
 
 MIB = 1 << 20
 WAYS = [("shm",), ("tcp",)]
@@ -151,7 +158,7 @@ def test_a_node_that_dies_in_a_transfer_is_a_code_and_no_exception(tmp_path: Pat
         Store.connect(master.address, transports=("tcp",), timeout_s=2.0) as store,
     ):
         assert store.put_batch(keys, contents) == [0] * 8
-        node.process.send_signal(signal.SIGSTOP)
+        freeze(node.process.pid)
         try:
             assert store.get_batch(keys[:1]) == [None]
             with pytest.raises(MoonpoolError):
