@@ -1,10 +1,10 @@
 """Configuration: one typed, frozen class per role, read from several sources.
 
 In rising priority: defaults, ``--config FILE`` (TOML, JSON, or YAML where PyYAML is installed),
-flags, environment variables. A file may hold one role's keys, or a table for each role. A
-variable is ``MOONPOOL_<ROLE>_<KEY>``; the keys ``master`` and ``token`` of any role are also
-``MOONPOOL_MASTER`` and ``MOONPOOL_TOKEN``. Whatever is wrong is a ConfigError of one line that
-names the key and the values it may have.
+environment variables, flags: what is typed wins over what lies about. A file may hold one role's
+keys, or a table for each role. A variable is ``MOONPOOL_<ROLE>_<KEY>``; the keys ``master`` and
+``token`` of any role are also ``MOONPOOL_MASTER`` and ``MOONPOOL_TOKEN``. Whatever is wrong is a
+ConfigError of one line that names the key and the values it may have.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def load(
     if file is not None:
         raw = _role_table(cls, read_file(file), str(file))
         found |= {key: (value, str(file)) for key, value in raw.items()}
+    found |= _from_env(cls, environ)
     for key, value in (flags or {}).items():
         if value is not None:
             found[key] = (value, f"--{key.replace('_', '-')}")
-    found |= _from_env(cls, environ)
     if "master" in _keys(cls) and "master" not in found:
         shared = shared_master(environ)
         if shared is not None:

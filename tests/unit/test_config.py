@@ -36,9 +36,9 @@ def test_sources_in_rising_priority(tmp_path: Path) -> None:
         NodeConfig,
         file=file,
         flags={"port": 2, "name": "flag", "host": None},
-        env={"MOONPOOL_NODE_NAME": "env", "MOONPOOL_MASTER": "m:1"},
+        env={"MOONPOOL_NODE_NAME": "env", "MOONPOOL_NODE_PORT": "3", "MOONPOOL_MASTER": "m:1"},
     )
-    assert (config.size, config.port, config.name) == (1 << 30, 2, "env")
+    assert (config.size, config.port, config.name) == (1 << 30, 2, "flag")
     assert (config.host, config.master) == ("127.0.0.1", "m:1")
 
 

@@ -18,12 +18,17 @@ from moonpool.cli.output import (
     size_text,
 )
 from moonpool.cli.pool import Json, Master, connect
-from moonpool.errors import ConfigError
+from moonpool.errors import ConfigError, LeasedError, NotFoundError, NotReadyError
 
 if TYPE_CHECKING:
     from moonpool.core.messages import ObjectInfo
 
 STANDARD_STREAM = Path("-")
+REMOVE_FAILURES = {
+    NotFoundError.code: "not in the pool",
+    LeasedError.code: "being read; --force removes it all the same",
+    NotReadyError.code: "its put has not ended yet",
+}
 Key = Annotated[str, typer.Argument(help="A name, or namespace/digest in hexadecimal.")]
 
 
@@ -132,9 +137,8 @@ def rm(
         codes = store.remove_batch([parse(key) for key in keys], force)
     failed = [(key, code) for key, code in zip(keys, codes, strict=True) if code]
     for key, code in failed:
-        typer.echo(
-            f"moonpool: {printable(key)}: {type(error_for(code, '')).__name__} ({code})", err=True
-        )
+        why = REMOVE_FAILURES.get(code) or type(error_for(code, "")).__name__
+        typer.echo(f"moonpool: {printable(key)}: {why} ({code})", err=True)
     if failed:
         raise typer.Exit(NOT_WELL)
 

@@ -18,6 +18,7 @@ from moonpool.errors import ConfigError, InvalidArgumentError, MoonpoolError
 NOT_WELL = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130
+PIPE_COLUMNS = 10_000
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 P = ParamSpec("P")
@@ -64,7 +65,9 @@ def print_table(headings: list[str], rows: list[list[str]], *, title: str = "") 
     table = Table(*headings, title=title or None, title_justify="left")
     for row in rows:
         table.add_row(*map(printable, row))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table, markup=False)
+    # Whoever reads a pipe wants whole keys; a terminal wants lines that fit.
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    Console(width=width).print(table, markup=False)
 
 
 def printable(text: str) -> str:

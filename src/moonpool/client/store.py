@@ -23,7 +23,14 @@ from moonpool.client.ways import Ways
 from moonpool.errors import (
     AlreadyExistsError,
     BufferTooSmallError,
+    ChecksumError,
     InvalidArgumentError,
+    InvalidWriteError,
+    LeaseExpiredError,
+    NoSpaceError,
+    NotFoundError,
+    NotReadyError,
+    TransferError,
     ValueTooLargeError,
     error_for,
 )
@@ -36,6 +43,19 @@ if TYPE_CHECKING:
 __all__ = ["Codes", "Lease", "Store", "Values"]
 
 _EXISTS = AlreadyExistsError.code
+PUT_FAILURES = {
+    NoSpaceError.code: "the pool has no room for it now, or no node at all",
+    TransferError.code: "its bytes could not be moved to the node",
+    InvalidWriteError.code: "it took too long, or its place was taken",
+}
+GET_FAILURES = {
+    NotFoundError.code: "not in the pool",
+    NotReadyError.code: "its put has not ended yet",
+    TransferError.code: "its bytes could not be moved from the node",
+    ChecksumError.code: "the bytes that arrived are not those that were put",
+    LeaseExpiredError.code: "reading it took longer than its lease",
+}
+"""Why, for people; the exception's class says it to programs."""
 
 
 class Store(Transfers):
@@ -218,13 +238,14 @@ class Store(Transfers):
         if code == InvalidArgumentError.code:
             raise ValueTooLargeError(f"{shown(key)}: no segment can hold {size} bytes")
         if code and code != _EXISTS:
-            raise error_for(code, f"put of {shown(key)}, {size} bytes")
+            why = PUT_FAILURES.get(code, "failed")
+            raise error_for(code, f"put of {shown(key)}, {size} bytes: {why}")
         return code == 0
 
     def _get(self, key: AnyKey, room: Callable[[int], memoryview | Pieces]) -> None:
         code = self._getter.read_one(packed(key), room)
         if code:
-            raise error_for(code, shown(key))
+            raise error_for(code, f"{shown(key)}: {GET_FAILURES.get(code, 'cannot be read')}")
 
 
 def _settings(**options: Any) -> config.ClientConfig:

@@ -130,6 +130,11 @@ class Supervisor:
         finally:
             await self.stop(children)
 
+    def forget(self, child: Child) -> None:
+        """Watch a child no longer that has ended by itself; what is left of its group ends."""
+        child.kill()
+        self._children.remove(child)
+
     def check(self) -> None:
         """Raise StartError when a child has ended by itself."""
         for child in self._children:

@@ -121,6 +121,22 @@ class Stack:
 
         await until_ready(child, ready, engine.START_TIMEOUT_S)
 
+    def drop_dead_replicas(self) -> list[Child]:
+        """Take replicas that ended by themselves from the front and return them.
+
+        Raises StartError when none is left.
+        """
+        dead = [child for child in self._replicas if not child.is_alive()]
+        if dead and len(dead) == len(self._replicas):
+            raise dead[0].ended_badly()
+        for child in dead:
+            at = self._replicas.index(child)
+            del self._replicas[at], self._urls[at]
+            self._supervisor.forget(child)
+        if dead:
+            self.front.replace_instances(self._urls)
+        return dead
+
     async def stop_replicas(self) -> None:
         """End all replicas; the front answers 503 from now on."""
         self.front.replace_instances([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,7 @@ MODEL_NAME = "moonpool-demo"
 
 
 async def run_up(config: UpConfig, console: Console) -> None:
-    """Start the stack and keep it until the task is cancelled or one of its processes ends.
+    """Start the stack and keep it until the task is cancelled, the pool or the last replica ends.
 
     Raises ConfigError for a port that is taken, StartError for a process that ends by itself.
     """
@@ -30,15 +31,23 @@ async def run_up(config: UpConfig, console: Console) -> None:
         place.directory(place.temporary_parent()) as run_dir,
         place.directory(place.segment_parent(config.pool_size)) as segments,
     ):
+
+        def say(text: str) -> None:
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
         async with stack_on(sock, run_dir) as stack:
-            await _start(stack, config, segments, console)
-            console.print(_ready_text(config, url), highlight=False, markup=False, soft_wrap=True)
+            await _start(stack, config, segments, say)
+            say(_ready_text(config, url))
             while True:
                 await asyncio.sleep(WATCH_S)
+                for child in stack.drop_dead_replicas():
+                    say(f"{child.ended_badly()}\n{child.name} is lost; the others go on")
                 stack.check()
 
 
-async def _start(stack: Stack, config: UpConfig, segments: Path, console: Console) -> None:
+async def _start(
+    stack: Stack, config: UpConfig, segments: Path, say: Callable[[str], None]
+) -> None:
     options = EngineOptions(
         model=_model(config),
         served_name=_served_name(config),
@@ -47,9 +56,6 @@ async def _start(stack: Stack, config: UpConfig, segments: Path, console: Consol
         sequences=config.sequences,
         dtype="auto" if config.model else "float32",
     )
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     say("starting master and node")
     pool = await stack.start_pool(config.pool_size, segments)

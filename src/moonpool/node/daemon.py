@@ -94,6 +94,12 @@ async def _session(
     config: NodeConfig, storage: Storage, writers: Writers, address: str, server: DataServer
 ) -> AsyncIterator[Running]:
     _log.info("node %s serves at %s", storage.name, address)
+    if not config.token and config.host not in ("127.0.0.1", "::1", "localhost"):
+        _log.warning(
+            "token: %s is not loopback and no token is set, so anyone who reaches the data port "
+            "may read objects and overwrite their space",
+            config.host,
+        )
 
     def ready() -> None:
         if config.ready_file:

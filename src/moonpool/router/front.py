@@ -7,6 +7,7 @@ instance is tried when one cannot be reached; after it the client learns that th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -214,14 +215,20 @@ class Front:
         response = web.StreamResponse(status=upstream.status, headers=_end_to_end(upstream.headers))
         await response.prepare(request)
         while chunk:
-            await response.write(chunk)
+            try:
+                await response.write(chunk)
+            except ConnectionResetError:
+                # The client has left: the instance need not go on either.
+                upstream.close()
+                return response
             try:
                 chunk = await _read(upstream)
             except UpstreamError:
                 self.metrics.broken_streams.labels(instance.url).inc()
                 await _break_off(request, response)
                 return response
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            await response.write_eof()
         return response
 
 
@@ -245,8 +252,9 @@ async def _break_off(request: web.Request, response: web.StreamResponse) -> None
     """Tell the client that the answer will not go on, as far as HTTP still allows."""
     if response.content_type == SSE:
         body = error_body("the instance broke off the answer", "upstream_error", 502)
-        await response.write(b"data: " + msgspec.json.encode(body) + b"\n\n")
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            await response.write(b"data: " + msgspec.json.encode(body) + b"\n\n")
+            await response.write_eof()
     elif request.transport is not None:
         # A chunked body without its end is the only sign that is left.
         request.transport.abort()
