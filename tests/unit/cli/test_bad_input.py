@@ -84,9 +84,16 @@ def test_an_unknown_key_of_a_file_is_named_with_the_nearest(tmp_path: Path) -> N
     assert "did you mean size?" in line
 
 
-def test_variables_count_more_than_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_count_more_than_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOONPOOL_MASTER", "127.0.0.1:2")
+    code, line = _fails("status", "--master", "127.0.0.1:1")
+    assert code == 1
+    assert "127.0.0.1:1 " in line
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOONPOOL_MASTER_PORT", "99999")
-    code, line = _fails("master", "--port", "0")
+    code, line = _fails("master")
     assert code == 2
     assert "MOONPOOL_MASTER_PORT" in line
 
