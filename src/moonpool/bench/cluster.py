@@ -18,6 +18,7 @@ from moonpool.errors import MoonpoolError
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
+TOUCH_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Cluster:
             address = f"127.0.0.1:{told['port']}"
             settings = {"master": address, "size": pool_bytes, "segment_dir": segments}
             node, _ = _service(stack, place, "node", {**base, **settings})
+            _until_touched(Path(segments))
             yield cls(address, master.pid, node.pid)
 
 
@@ -63,6 +65,16 @@ def _service(
         time.sleep(POLL_S)
     said: dict[str, Any] = json.loads(ready.read_text())
     return child, said
+
+
+def _until_touched(segments: Path) -> None:
+    """Wait until the node has touched its memory: it would share a core with what is measured."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    before, now = -1, 0
+    while now != before and time.monotonic() < deadline:
+        time.sleep(TOUCH_POLL_S)
+        found = [path.stat() for path in segments.glob("*/*.seg")]
+        before, now = now, sum(512 * each.st_blocks for each in found)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
