@@ -160,6 +160,9 @@ class Model:
             each.places = [place for place in each.places if place.node != node.name]
             if not each.places:
                 del self.objects[key]
+                # A lease ends with its object; one that the node brings back is not leased.
+                for _, held in self.leases.values():
+                    held.discard(each.generation)
         for put in self.puts.values():
             put.nodes.discard(node.name)
             if not put.nodes:
