@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable
@@ -126,3 +127,11 @@ text = Check(_text, "text without control characters")
 texts = Check(_texts, "a list, or text with commas")
 boolean = Check(_boolean, "true or false")
 address = Check(_address, "host:port")
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

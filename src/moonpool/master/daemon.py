@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import ipaddress
 import itertools
 import json
 import logging
@@ -21,6 +20,7 @@ from pathlib import Path
 import uvloop
 
 from moonpool.config import MasterConfig
+from moonpool.config_values import is_loopback
 from moonpool.core.master import MasterConfig as Settings
 from moonpool.core.master import MasterState
 from moonpool.errors import ConfigError
@@ -165,7 +165,7 @@ def _report(config: MasterConfig, running: Running) -> None:
         running.http_port,
         running.service.epoch,
     )
-    if not config.token and not _is_loopback(config.host):
+    if not config.token and not is_loopback(config.host):
         log.warning(
             "token: %s is not loopback and no token is set, so anyone who reaches this port may "
             "change the pool",
@@ -173,13 +173,6 @@ def _report(config: MasterConfig, running: Running) -> None:
         )
     if config.ready_file:
         _write_ready_file(Path(config.ready_file), running)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _remove_ready_file(config: MasterConfig) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import uvloop
 
 from moonpool.config import NodeConfig, default_segment_dir
+from moonpool.config_values import is_loopback
 from moonpool.errors import ConfigError
 from moonpool.node.server import DataServer
 from moonpool.node.session import MasterSession
@@ -94,7 +95,7 @@ async def _session(
     config: NodeConfig, storage: Storage, writers: Writers, address: str, server: DataServer
 ) -> AsyncIterator[Running]:
     _log.info("node %s serves at %s", storage.name, address)
-    if not config.token and config.host not in ("127.0.0.1", "::1", "localhost"):
+    if not config.token and not is_loopback(config.host):
         _log.warning(
             "token: %s is not loopback and no token is set, so anyone who reaches the data port "
             "may read objects and overwrite their space",
