@@ -16,7 +16,8 @@ from pathlib import Path
 from moonpool.core.messages import SegmentInfo
 from moonpool.errors import InvalidArgumentError, MoonpoolError, TransferError
 from moonpool.protocol import data
-from moonpool.transport.base import I64, Pieces, Places, Written
+from moonpool.transport import copy
+from moonpool.transport.base import I64, Copier, Pieces, Places, Written
 from moonpool.transport.pool import open_data, parse_address
 from moonpool.transport.segment import Segment
 from moonpool.transport.shm import ShmTransport
@@ -84,6 +85,7 @@ class AttachedTransport:
         info: SegmentInfo,
         attachment: Attachment,
         on_close: Callable[[AttachedTransport], None],
+        copier: Copier = copy.HOST,
     ) -> None:
         """Map the segment. Raises TransferError, InvalidArgumentError, OSError."""
         self.attachment = attachment
@@ -101,7 +103,7 @@ class AttachedTransport:
         except BaseException:
             self._unlock()
             raise
-        self._shm = ShmTransport(segment)
+        self._shm = ShmTransport(segment, copier)
 
     def read(self, places: Places, memory: Pieces) -> I64:
         """Copy objects into memory; see Transport."""
@@ -187,8 +189,11 @@ def _lock_shared(path: str) -> int | None:
 class Attachments:
     """One attachment for each node that is in use."""
 
-    def __init__(self, client: str, timeout_s: float, token: str = "") -> None:
+    def __init__(
+        self, client: str, timeout_s: float, token: str = "", copier: Copier = copy.HOST
+    ) -> None:
         self._client = client
+        self._copier = copier
         self._token = token
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
@@ -201,7 +206,7 @@ class Attachments:
             if attachment is None or attachment.ended:
                 attachment = self._attach(info.address)
             try:
-                transport = AttachedTransport(info, attachment, self._closed)
+                transport = AttachedTransport(info, attachment, self._closed, self._copier)
             except (MoonpoolError, OSError):
                 if not attachment.users:
                     self._end(attachment)

@@ -34,7 +34,8 @@ from moonpool.errors import (
     ValueTooLargeError,
     error_for,
 )
-from moonpool.transport.base import Pieces
+from moonpool.transport.base import Copier, Pieces
+from moonpool.transport.copy import HOST
 from moonpool.transport.segment import Segment
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Store(Transfers):
         token: str | None = None,
         connections: int = 4,
         wait: bool = True,
+        copier: Copier | None = None,
     ) -> Self:
         """Return the pool of the master at ``address`` (host:port).
 
@@ -95,7 +97,8 @@ class Store(Transfers):
         timeout_s: deadline of a request to the master. put_timeout_s: how long a put waits for
         space. lease_s: how long a read may take before its bytes are void. token: the master's;
         None takes MOONPOOL_TOKEN. connections: to the master, at most. wait: with False return
-        also if the master is away; calls fail fast until it is there.
+        also if the master is away; calls fail fast until it is there. copier: reaches the memory
+        of zero-copy calls if it is not the processor's, such as a GPU's.
 
         Raises MasterUnreachableError, VersionMismatchError, IllegalClientError, ConfigError.
         """
@@ -116,7 +119,7 @@ class Store(Transfers):
             timeout_s=settings.timeout_s,
             connections=settings.connections,
         )
-        ways = Ways(peer, settings.transports, settings.timeout_s, said)
+        ways = Ways(peer, settings.transports, settings.timeout_s, said, copier or HOST)
         store = cls(
             channel,
             ways.open,

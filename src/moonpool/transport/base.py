@@ -6,6 +6,7 @@ arrays of addresses and lengths, never by a Python object per piece.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +72,40 @@ class Written:
 
     codes: I64
     checksums: U64
+
+
+class Copier(Protocol):
+    """Moves bytes between a caller's memory, which Pieces describe, and host memory.
+
+    Used from several threads at once. gather and scatter return when the bytes are there, release
+    the GIL while they move, and raise TransferError if they cannot be moved.
+    """
+
+    @property
+    def direct(self) -> bool:
+        """Whether Pieces are host memory, which sockets and memmove may use as it is."""
+        ...
+
+    def gather(self, memory: Pieces, targets: U64) -> U64:
+        """Copy each object's pieces to its host address; return xxh3_64 of each, shape (n,)."""
+        ...
+
+    def scatter(self, sources: U64, memory: Pieces) -> None:
+        """Copy each object from its host address to its pieces."""
+        ...
+
+    def attach(self, address: int, nbytes: int) -> None:
+        """Learn that a segment's data is mapped there; it may be pinned in the background."""
+        ...
+
+    def detach(self, address: int) -> None:
+        """Forget a mapping that is about to go; no call uses it as pinned memory after that."""
+        ...
+
+    def staging(self, nbytes: int) -> AbstractContextManager[int]:
+        """Lend host memory, pinned where that is possible, to who needs bytes that pass through
+        the host. Bounded: raises TransferError if none becomes free in time."""
+        ...
 
 
 class Transport(Protocol):

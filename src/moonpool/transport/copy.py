@@ -7,11 +7,12 @@ Addresses are trusted: callers check them against what was registered or mapped.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,35 @@ def digest_some(memory: Pieces, first: int, last: int, sums: U64) -> None:
     _kernels.module.digest(
         memory.addresses, memory.lengths, starts, result, native.state_address(state)
     )
+
+
+class HostCopier:
+    """The Copier for memory that the processor reaches itself."""
+
+    direct = True
+
+    def gather(self, memory: Pieces, targets: U64) -> U64:
+        """Copy each object's pieces to its target address; return xxh3_64 of each, (n,)."""
+        return gather(memory, targets)
+
+    def scatter(self, sources: U64, memory: Pieces) -> None:
+        """Copy each object from its source address to its pieces."""
+        scatter(sources, memory)
+
+    def attach(self, address: int, nbytes: int) -> None:
+        """Do nothing."""
+
+    def detach(self, address: int) -> None:
+        """Do nothing."""
+
+    @contextlib.contextmanager
+    def staging(self, nbytes: int) -> Iterator[int]:
+        """Lend memory for as long as the block lasts."""
+        memory = np.empty(max(nbytes, 1), np.uint8)
+        yield int(memory.ctypes.data)
+
+
+HOST = HostCopier()
 
 
 def whole(addresses: U64, sizes: U64) -> Pieces:

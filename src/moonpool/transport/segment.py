@@ -186,7 +186,7 @@ class Segment:
         -600: a place outside the segment or too small; -700: this or a later writer has been
         there: a slot is begun once.
         """
-        if small.is_small(places) and sum(places.capacities.tolist()) <= 2 * small.BYTES_MAX:
+        if small.is_small_write(places):
             return np.array(small.begin(self, places, keys, parents), np.int64)
         parts = self.parts()
         key_bytes = np.fromiter(map(len, keys), np.int64, len(keys))

@@ -6,7 +6,7 @@ import numpy as np
 
 from moonpool.errors import InvalidArgumentError, NotFoundError, TransferError
 from moonpool.transport import copy, small
-from moonpool.transport.base import I64, Pieces, Places, Written
+from moonpool.transport.base import I64, Copier, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, some
 from moonpool.transport.segment import Segment
 
@@ -16,15 +16,20 @@ _FAILED = TransferError.code
 
 
 class ShmTransport:
-    """Reads and writes a mapped segment; the Transport of a client on the node's host."""
+    """Reads and writes a mapped segment; the Transport of a client on the node's host.
 
-    def __init__(self, segment: Segment) -> None:
+    copier: reaches the memory that Pieces describe.
+    """
+
+    def __init__(self, segment: Segment, copier: Copier = copy.HOST) -> None:
         self.segment = segment
+        self._copier = copier
+        copier.attach(segment.address, segment.geometry.data_bytes)
 
     def read(self, places: Places, memory: Pieces) -> I64:
         """Copy objects into memory; -704 for one whose space was reused, -600 for a bad place."""
         segment = self.segment
-        if len(places) == len(memory) and small.is_small(places):
+        if self._copier.direct and len(places) == len(memory) and small.is_small(places):
             try:
                 return np.array(small.read(segment, places, memory), np.int64)
             except TransferError:
@@ -38,7 +43,8 @@ class ShmTransport:
             codes[which[~intact]] = _GONE
             which = which[intact]
             taken = chosen(places, which)
-            copy.scatter(taken.offsets + np.uint64(segment.address), some(memory, which))
+            sources = taken.offsets + np.uint64(segment.address)
+            self._copier.scatter(sources, some(memory, which))
             codes[which[~segment.intact(taken)]] = _GONE
             del keep
         except TransferError:
@@ -55,7 +61,7 @@ class ShmTransport:
             return Written(np.full(count, _BAD, np.int64), checksums)
         codes = fitting(places, memory)
         try:
-            if small.is_small(places) and sum(places.capacities.tolist()) <= 2 * small.BYTES_MAX:
+            if self._copier.direct and small.is_small_write(places):
                 results, sums = small.write(segment, places, memory, keys, parents)
                 return Written(np.array(results, np.int64), np.array(sums, np.uint64))
             keep = segment.parts()
@@ -66,7 +72,7 @@ class ShmTransport:
             which = np.flatnonzero(codes == 0)
             taken = chosen(places, which)
             targets = taken.offsets + np.uint64(segment.address)
-            checksums[which] = copy.gather(some(memory, which), targets)
+            checksums[which] = self._copier.gather(some(memory, which), targets)
             codes[which] = segment.seal(taken, checksums[which])
             del keep
         except TransferError:
@@ -91,4 +97,5 @@ class ShmTransport:
 
     def close(self) -> None:
         """Unmap the segment."""
+        self._copier.detach(self.segment.address)
         self.segment.close()

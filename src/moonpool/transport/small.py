@@ -50,6 +50,11 @@ def is_small(places: Places) -> bool:
     return len(places) <= OBJECTS_MAX and sum(places.sizes.tolist()) <= BYTES_MAX
 
 
+def is_small_write(places: Places) -> bool:
+    """Tell whether a batch to write is better handled here."""
+    return is_small(places) and sum(places.capacities.tolist()) <= 2 * BYTES_MAX
+
+
 def rows(places: Places) -> Iterator[Place]:
     """Yield the places one by one."""
     return map(

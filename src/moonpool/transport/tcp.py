@@ -7,7 +7,8 @@ whose bytes are not those that were put is reported as -801 and never as good.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -21,7 +22,7 @@ from moonpool.errors import (
 )
 from moonpool.protocol import data
 from moonpool.transport import copy, streams, wire
-from moonpool.transport.base import I64, U64, Pieces, Places, Written
+from moonpool.transport.base import I64, U64, Copier, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, places_span, some, span
 from moonpool.transport.pool import ConnectionPool
 from moonpool.transport.wire import Wire
@@ -33,6 +34,8 @@ _WRONG = ChecksumError.code
 _BAD = InvalidArgumentError.code
 BYTES_PER_S_MIN = 32 * 1024 * 1024
 """A transfer may take its timeout and what this rate needs."""
+STAGED_BYTES = 16 * 1024 * 1024
+"""What one request moves through staging memory, and at most an object more."""
 
 
 class TcpTransport:
@@ -40,7 +43,8 @@ class TcpTransport:
 
     address: the node's host:port, or a ConnectionPool shared with its other segments.
     client: the name of the client's session with the master. streams: connections a batch is
-    spread over, in chunks of at least 1 MiB.
+    spread over, in chunks of at least 1 MiB. copier: reaches the memory that Pieces describe; if
+    that is not the processor's, the bytes pass through ``copier.staging``.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class TcpTransport:
         streams: int = streams.STREAMS,
         timeout_s: float = 5.0,
         token: str = "",
+        copier: Copier = copy.HOST,
     ) -> None:
         if isinstance(address, ConnectionPool):
             self._pool, self._owned = address, False
@@ -61,6 +66,7 @@ class TcpTransport:
         self.segment = segment
         self._streams = streams
         self._timeout_s = timeout_s
+        self._copier = copier
         self._closed = False
 
     def read(self, places: Places, memory: Pieces) -> I64:
@@ -71,13 +77,9 @@ class TcpTransport:
         results = np.full(len(which), _FAILED, np.int64)
 
         def part(first: int, last: int) -> None:
-            job = _Read(
-                self.segment,
-                places_span(taken, first, last),
-                span(pieces, first, last),
-                results[first:last],
+            self._read_part(
+                places_span(taken, first, last), span(pieces, first, last), results[first:last]
             )
-            self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
 
         self._run(part, taken.sizes)
         codes[which] = results
@@ -99,16 +101,12 @@ class TcpTransport:
         sums = np.zeros(len(which), np.uint64)
 
         def part(first: int, last: int) -> None:
-            job = _Write(
-                self.segment,
+            self._write_part(
                 places_span(taken, first, last),
                 span(pieces, first, last),
-                names[first:last],
-                fathers[first:last],
-                results[first:last],
-                sums[first:last],
+                (names[first:last], fathers[first:last]),
+                Written(results[first:last], sums[first:last]),
             )
-            self._attempt(job.run, job.nbytes, again=lambda: False)
 
         self._run(part, taken.sizes)
         codes[which] = results
@@ -121,10 +119,35 @@ class TcpTransport:
         if self._owned:
             self._pool.close()
 
+    def _read_part(self, places: Places, memory: Pieces, codes: I64) -> None:
+        if self._copier.direct:
+            job = _Read(self.segment, places, memory, codes)
+            self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
+            return
+        with _staged(self._copier, places.sizes, codes) as staged:
+            job = _Read(self.segment, places, staged, codes)
+            self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
+            right = np.flatnonzero(codes == 0)
+            self._copier.scatter(staged.addresses[right], some(memory, right))
+
+    def _write_part(
+        self, places: Places, memory: Pieces, names: tuple[list[bytes], list[bytes]], done: Written
+    ) -> None:
+        if self._copier.direct:
+            job = _Write(self.segment, places, memory, names, done)
+            self._attempt(job.run, job.nbytes, again=lambda: False)
+            return
+        with _staged(self._copier, places.sizes, done.codes) as staged:
+            self._copier.gather(memory, staged.addresses)
+            job = _Write(self.segment, places, staged, names, done)
+            self._attempt(job.run, job.nbytes, again=lambda: False)
+
     def _run(self, part: Callable[[int, int], None], sizes: U64) -> None:
+        staged_bytes = None if self._copier.direct else STAGED_BYTES
+
         def stream(first: int, last: int) -> None:
-            for at in range(first, last, streams.ITEMS_MAX):
-                part(at, min(at + streams.ITEMS_MAX, last))
+            for a, b in _requests(sizes[first:last], staged_bytes):
+                part(first + a, first + b)
 
         if not self._closed:
             ranges = streams.chunks(sizes, self._streams)
@@ -192,14 +215,12 @@ class _Write:
         segment: str,
         places: Places,
         memory: Pieces,
-        keys: list[bytes],
-        parents: list[bytes],
-        codes: I64,
-        checksums: U64,
+        names: tuple[list[bytes], list[bytes]],
+        done: Written,
     ) -> None:
         self.segment, self.places, self.memory = segment, places, copy.coalesce(memory)
-        self.keys, self.parents = keys, parents
-        self.codes, self.checksums = codes, checksums
+        self.keys, self.parents = names
+        self.codes, self.checksums = done.codes, done.checksums
         self.nbytes = int(memory.lengths.sum())
 
     def run(self, link: Wire) -> None:
@@ -228,6 +249,26 @@ class _Write:
         arrived = data.words(done.checksums, len(places)) == sums
         self.checksums[:] = sums
         self.codes[:] = np.where((codes == 0) & ~arrived, _WRONG, codes)
+
+
+def _requests(sizes: U64, nbytes: int | None) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of objects that are asked for in one message each."""
+    ranges = [(0, len(sizes))] if nbytes is None else streams.steps(sizes, nbytes)
+    for first, last in ranges:
+        for at in range(first, last, streams.ITEMS_MAX):
+            yield at, min(at + streams.ITEMS_MAX, last)
+
+
+@contextmanager
+def _staged(copier: Copier, sizes: U64, codes: I64) -> Iterator[Pieces]:
+    """Lend host memory for objects, one after the other; if the copier fails, so do they."""
+    ends = np.cumsum(sizes, dtype=np.uint64)
+    try:
+        with copier.staging(int(ends[-1]) if len(ends) else 0) as address:
+            yield copy.whole(ends - sizes + np.uint64(address), sizes)
+    except TransferError as error:
+        _log.debug("staging: %s", error)
+        codes[codes == 0] = _FAILED
 
 
 def _codes(raw: bytes, count: int) -> I64:

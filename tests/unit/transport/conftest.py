@@ -10,11 +10,13 @@ import pytest
 from moonpool.node.server import DataServer
 from moonpool.node.writers import Writers
 from moonpool.protocol.data import AttachedSegment
-from moonpool.transport import layout
-from moonpool.transport.base import Transport
+from moonpool.transport import copy, layout
+from moonpool.transport.base import Copier, Transport
 from moonpool.transport.segment import Segment
 from moonpool.transport.shm import ShmTransport
 from moonpool.transport.tcp import TcpTransport
+
+from .far import FarCopier, FarTransport
 
 DATA_BYTES = 16 * 1024 * 1024
 
@@ -57,13 +59,19 @@ def server(segment: Segment, writers: Writers) -> Iterator[DataServer]:
     assert served.connections() == 0
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", "shm-far", "tcp-far"])
 def transport(request: pytest.FixtureRequest, segment: Segment) -> Iterator[Transport]:
     way: Transport
-    if request.param == "shm":
-        way = ShmTransport(Segment.open(segment.path))
+    kind, _, far = request.param.partition("-")
+    copier = FarCopier()
+    seam: Copier = copier if far else copy.HOST
+    if kind == "shm":
+        way = ShmTransport(Segment.open(segment.path), seam)
     else:
         server: DataServer = request.getfixturevalue("server")
-        way = TcpTransport(f"127.0.0.1:{server.port}", "segment", "client", timeout_s=20.0)
-    yield way
+        address = f"127.0.0.1:{server.port}"
+        way = TcpTransport(address, "segment", "client", timeout_s=20.0, copier=seam)
+    yield FarTransport(way) if far else way
     way.close()
+    assert not copier.attached
+    assert not copier.lent
