@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -124,11 +123,14 @@ class TcpTransport:
             job = _Read(self.segment, places, memory, codes)
             self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
             return
-        with _staged(self._copier, places.sizes, codes) as staged:
+
+        def move(staged: Pieces) -> None:
             job = _Read(self.segment, places, staged, codes)
             self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
             right = np.flatnonzero(codes == 0)
             self._copier.scatter(staged.addresses[right], some(memory, right))
+
+        _staged(self._copier, places.sizes, codes, move)
 
     def _write_part(
         self, places: Places, memory: Pieces, names: tuple[list[bytes], list[bytes]], done: Written
@@ -137,10 +139,13 @@ class TcpTransport:
             job = _Write(self.segment, places, memory, names, done)
             self._attempt(job.run, job.nbytes, again=lambda: False)
             return
-        with _staged(self._copier, places.sizes, done.codes) as staged:
+
+        def move(staged: Pieces) -> None:
             self._copier.gather(memory, staged.addresses)
             job = _Write(self.segment, places, staged, names, done)
             self._attempt(job.run, job.nbytes, again=lambda: False)
+
+        _staged(self._copier, places.sizes, done.codes, move)
 
     def _run(self, part: Callable[[int, int], None], sizes: U64) -> None:
         staged_bytes = None if self._copier.direct else STAGED_BYTES
@@ -259,13 +264,12 @@ def _requests(sizes: U64, nbytes: int | None) -> Iterator[tuple[int, int]]:
             yield at, min(at + streams.ITEMS_MAX, last)
 
 
-@contextmanager
-def _staged(copier: Copier, sizes: U64, codes: I64) -> Iterator[Pieces]:
-    """Lend host memory for objects, one after the other; if the copier fails, so do they."""
+def _staged(copier: Copier, sizes: U64, codes: I64, move: Callable[[Pieces], None]) -> None:
+    """Call ``move`` with host memory for the objects; if the copier fails, so do they."""
     ends = np.cumsum(sizes, dtype=np.uint64)
     try:
         with copier.staging(int(ends[-1]) if len(ends) else 0) as address:
-            yield copy.whole(ends - sizes + np.uint64(address), sizes)
+            move(copy.whole(ends - sizes + np.uint64(address), sizes))
     except TransferError as error:
         _log.debug("staging: %s", error)
         codes[codes == 0] = _FAILED
