@@ -1,0 +1,220 @@
+"""Measurements on GPUs: ``python -m bench.gpu STAGE... [--out DIR] [--cpu] [--gpus N]``.
+
+Each stage starts what it needs, prints as it goes, and leaves STAGE.json and logs in the
+directory. ``--cpu`` runs the same on a CPU build of vLLM with a tiny model: a rehearsal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import cost, equality, rig, ttft
+from bench.gpu import replay as conversations
+from bench.gpu.model import LLAMA_8B, SMALL, TINY, Model, write_model
+from bench.gpu.rig import GIB, Bench
+
+LENGTHS = [8_000, 32_000, 64_000, 80_000, 120_000]
+PORT = 50063
+
+
+class Stages:
+    """The stages; sizes follow from whether this is a rehearsal."""
+
+    def __init__(self, bench: Bench, gpus: int, mover: str) -> None:
+        self.bench, self.gpus = bench, gpus
+        self.small = bench.cpu
+        self.model = TINY if bench.cpu else LLAMA_8B
+        self.kv_bytes = 64 << 20 if bench.cpu else 17 * GIB
+        self.pool_bytes = GIB if bench.cpu else int(os.environ.get("POOL_GIB", "56")) * GIB
+        self.lengths = [300, 1000] if bench.cpu else LENGTHS
+        if "LENGTHS" in os.environ:
+            self.lengths = [int(n) for n in os.environ["LENGTHS"].split(",")]
+        self.extra: dict[str, Any] = {"lookup_wait_ms": 200} if bench.cpu else {}
+        if mover:
+            self.extra["mover"] = mover
+
+    def options(self, connector: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+        """Return an engine's options."""
+        model: Model = more.pop("model", self.model)
+        files = write_model(model, self.bench.place / f"model-{model.hidden}")
+        kv_bytes = more.pop("kv_bytes", self.kv_bytes)
+        options = rig.engine_options(self.bench, model, files, kv_bytes)
+        return {**options, **more, **({"connector": connector} if connector else {})}
+
+    async def pool(self) -> Any:
+        """TTFT of recompute, HBM and pool; the cost of saves and misses; the decode rhythm."""
+        bench = self.bench
+        result: dict[str, Any] = {}
+        async with rig.pool(bench, self.pool_bytes) as pool:
+            ours = self.options(pool.connector(**self.extra))
+            kinds = {"plain": self.options(), "first": ours, "second": ours}
+            async with rig.engines(bench, kinds) as found:
+                plain, first, second = found["plain"], found["first"], found["second"]
+                for engine in found.values():
+                    await engine.generate([(3, 300 if self.small else 4000)])
+                result["token_bytes"] = self.model.token_bytes
+                result["ttft"] = await ttft.moonpool(
+                    bench, self.lengths, plain, first, second, pool
+                )
+                bench.keep("pool", result)
+                result["cold"] = await cost.cold_prefill(
+                    bench, 600 if self.small else 32_000, 2 if self.small else 7, plain, first
+                )
+                prompts, tokens, rounds = (4, 300, 2) if self.small else (48, 4000, 5)
+                result["no_hits"] = await cost.no_hits(bench, prompts, tokens, rounds, plain, first)
+                bench.keep("pool", result)
+                result |= await self._rhythms(plain, first, second)
+        return result
+
+    async def _rhythms(
+        self, plain: rig.Engine, first: rig.Engine, second: rig.Engine
+    ) -> dict[str, Any]:
+        tokens, count = (300, 3) if self.small else (32_000, 8)
+        size = cost.Batch(2, 20, 1) if self.small else cost.Batch(32, 400, 3)
+        stored = [[(60_000 + i, tokens)] for i in range(count)]
+        for prompt in stored:
+            await first.generate(prompt)
+        for prompt in stored[:2]:
+            await plain.generate(prompt)
+        await asyncio.sleep(1)
+        loads = await cost.rhythm(
+            self.bench,
+            plain,
+            second,
+            "loads of other requests",
+            cost.cycle(stored[:2]),
+            cost.cycle(stored),
+            size,
+        )
+        fresh = 300 if self.small else 8_000
+        saves = await cost.rhythm(
+            self.bench,
+            plain,
+            first,
+            "saves of other requests",
+            cost.unseen(fresh, 2_000_000),
+            cost.unseen(fresh, 3_000_000),
+            size,
+        )
+        return {"rhythm_loads": loads, "rhythm_saves": saves}
+
+    async def offload(self) -> Any:
+        """TTFT of vLLM's OffloadingConnector, which shares with nobody."""
+        async with rig.engines(
+            self.bench, {"offload": self.options(_offloading(self.pool_bytes * 5 // 7))}
+        ) as found:
+            engine = found["offload"]
+            await engine.generate([(3, 4000)])
+            return {"ttft": await ttft.offloading(self.bench, self.lengths, engine)}
+
+    async def mooncake(self) -> Any:
+        """TTFT of vLLM's MooncakeStoreConnector over TCP, from another process."""
+        command, environment = ttft.write_mooncake(self.bench, PORT, 24 * GIB)
+        log = (self.bench.out / "mooncake_master.log").open("w")
+        master = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        connector = {
+            "kv_connector": "MooncakeStoreConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        }
+        try:
+            kind = self.options(connector, environment=environment)
+            async with rig.engines(self.bench, {"mc-first": kind, "mc-second": kind}) as found:
+                lengths = [n for n in self.lengths if n <= 80_000]
+                first, second = found["mc-first"], found["mc-second"]
+                return {"ttft": await ttft.mooncake(self.bench, lengths, first, second)}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                master.kill()
+
+    async def equality(self) -> Any:
+        """Outputs of pool hits against plain vLLM's, token by token."""
+        model = SMALL if not self.small else self.model
+        kv_bytes = self.kv_bytes if self.small else 4 * GIB
+        async with rig.pool(self.bench, min(self.pool_bytes, 24 * GIB)) as pool:
+            plain = self.options(model=model, kv_bytes=kv_bytes)
+            ours = self.options(pool.connector(**self.extra), model=model, kv_bytes=kv_bytes)
+            kinds = {"eq-plain": plain, "eq-first": ours, "eq-second": ours}
+            async with rig.engines(self.bench, kinds) as found:
+                count, longest = (6, 900) if self.small else (200, 6000)
+                return await equality.compare(self.bench, count, longest, *found.values())
+
+    async def replay(self) -> Any:
+        """Agentic conversations on two engines; rows in ROWS, or all."""
+        rows = os.environ.get("ROWS", "none,offload_pinned,pool,pool_pinned,offload").split(",")
+        load, result = conversations.Load.read(self.small), {}
+        for row in rows:
+            result[row] = await self._replay_row(row, load)
+            self.bench.keep("replay", result)
+        return result
+
+    async def _replay_row(self, row: str, load: conversations.Load) -> Any:
+        kind, _, pinned = row.partition("_")
+        kv_bytes = self.kv_bytes if self.small else int(os.environ.get("KV_GIB", "24")) * GIB
+        async with contextlib.AsyncExitStack() as stack:
+            connector = None
+            if kind == "pool":
+                pool = await stack.enter_async_context(rig.pool(self.bench, self.pool_bytes))
+                connector = pool.connector(**self.extra)
+            elif kind == "offload":
+                connector = _offloading(self.pool_bytes // 2)
+            count = int(os.environ.get("ENGINES", "2"))
+            names = [f"replay-{row}-{i}" for i in range(count)]
+            kinds = {name: self.options(connector, kv_bytes=kv_bytes) for name in names}
+            gpus = {name: i % self.gpus for i, name in enumerate(names)}
+            found = await stack.enter_async_context(rig.engines(self.bench, kinds, gpus))
+            return await conversations.run(self.bench, row, load, [*found.values()], bool(pinned))
+
+
+def _offloading(nbytes: int) -> dict[str, Any]:
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": nbytes},
+    }
+
+
+async def _main(bench: Bench, arguments: argparse.Namespace) -> int:
+    stages = Stages(bench, arguments.gpus, arguments.mover)
+    failed = 0
+    for name in arguments.stages:
+        work: Callable[[], Awaitable[Any]] = getattr(stages, name)
+        began = time.monotonic()
+        bench.say(f"== {name}")
+        try:
+            bench.keep(name, await work())
+        except Exception as error:  # noqa: BLE001 - the other stages go on
+            failed += 1
+            bench.say(f"   FAILED: {error!r}")
+            traceback.print_exc()
+        bench.say(f"== {name} took {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Run the stages; 0 if all of them did."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    choices = ["pool", "offload", "mooncake", "equality", "replay"]
+    parser.add_argument("stages", nargs="+", choices=choices)
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
+    parser.add_argument("--gpus", type=int, default=1, help="engines of a replay are spread over")
+    parser.add_argument("--mover", default="", help="process or thread; empty: the default")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="moonpool-gpu-") as place:
+        return asyncio.run(_main(Bench(arguments.out, Path(place), arguments.cpu), arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""What the pool costs the engine: saves beside a prefill, misses, and the rhythm of decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.gpu import rig
+from bench.gpu.rig import Bench, Engine, Part
+
+Prompts = Callable[[], list[Part]]
+SETTLE = 5
+"""Tokens at the start of each stream that are not counted: the batch is still forming."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A decode batch: requests at once, tokens each, and how often it is repeated."""
+
+    streams: int
+    out: int
+    rounds: int
+
+
+async def cold_prefill(
+    bench: Bench, tokens: int, rounds: int, plain: Engine, saving: Engine
+) -> dict[str, Any]:
+    """Compare cold prefills of an engine that saves with plain vLLM's, taking turns."""
+    times: dict[str, list[float]] = {"plain": [], "saving": []}
+    for i in range(rounds):
+        order = [("plain", plain), ("saving", saving)]
+        for name, engine in order if i % 2 else order[::-1]:
+            times[name].append((await engine.generate([(5000 + i, tokens)]))["ttft"])
+            await asyncio.sleep(0.5 if bench.cpu else 1.0)
+    result = _compared("prefill_s", times)
+    bench.say(f"   cold prefill of {tokens} tokens: {json.dumps(result)}")
+    return result
+
+
+async def no_hits(
+    bench: Bench, prompts: int, tokens: int, rounds: int, plain: Engine, saving: Engine
+) -> dict[str, Any]:
+    """Compare the time for a batch of prompts that nobody has seen, taking turns."""
+    times: dict[str, list[float]] = {"plain": [], "saving": []}
+    seeds = itertools.count(100_000)
+    for i in range(rounds):
+        order = [("plain", plain), ("saving", saving)]
+        for name, engine in order if i % 2 else order[::-1]:
+            began = time.perf_counter()
+            answers = await asyncio.gather(
+                *(engine.generate([(next(seeds), tokens)], out=32) for _ in range(prompts))
+            )
+            times[name].append(time.perf_counter() - began)
+            if any(answer["cached"] for answer in answers):
+                raise RuntimeError("a prompt that nobody had seen was cached")
+    result = {"prompts": prompts, "tokens": tokens, **_compared("seconds", times)}
+    bench.say(f"   no hits: {json.dumps(result)}")
+    return result
+
+
+async def rhythm(
+    bench: Bench,
+    plain: Engine,
+    pooled: Engine,
+    kind: str,
+    plain_prompts: Prompts,
+    pooled_prompts: Prompts,
+    size: Batch,
+) -> dict[str, Any]:
+    """Compare inter-token latency of a decode batch while other requests come and go.
+
+    Both engines compute the same: where the pooled engine loads a prefix, the plain one has it in
+    its own cache; where the pooled one saves what it prefills, the plain one only prefills.
+    """
+    gaps: dict[str, list[list[float]]] = {"plain": [], "pooled": []}
+    others: dict[str, list[dict[str, Any]]] = {"plain": [], "pooled": []}
+    seeds = itertools.count(900_000)
+    for i in range(size.rounds):
+        turns = [("plain", plain, plain_prompts), ("pooled", pooled, pooled_prompts)]
+        for name, engine, prompts in turns if i % 2 else turns[::-1]:
+            found, beside = await _decode(engine, prompts, next(seeds) * 1000, size)
+            gaps[name].append(found)
+            others[name] += beside
+    result: dict[str, Any] = {"kind": kind, "streams": size.streams}
+    for name, runs in gaps.items():
+        together = [gap for run in runs for gap in run]
+        result[name] = {
+            "p50": rig.median(together),
+            "p90": rig.percentile(together, 0.9),
+            "p99": rig.percentile(together, 0.99),
+            "p99_by_round": [rig.percentile(run, 0.99) for run in runs],
+            "gaps": len(together),
+            "other_requests": len(others[name]),
+            "other_cached_tokens": sum(answer["cached"] for answer in others[name]),
+        }
+    for share in ("p50", "p99"):
+        result[f"{share}_rise"] = result["pooled"][share] / result["plain"][share] - 1
+    bench.say(f"   rhythm: {json.dumps(result)}")
+    return result
+
+
+async def _decode(
+    engine: Engine, prompts: Prompts, seed: int, size: Batch
+) -> tuple[list[float], list[dict[str, Any]]]:
+    """Return the gaps between tokens of the batch, and the answers of the requests beside it."""
+    decoding = [
+        asyncio.create_task(engine.generate([(seed + i, 1000)], out=size.out))
+        for i in range(size.streams)
+    ]
+    await asyncio.sleep(1.0)
+    beside: list[dict[str, Any]] = []
+
+    async def others() -> None:
+        while not all(task.done() for task in decoding):
+            beside.append(await engine.generate(prompts()))
+
+    workers = [asyncio.create_task(others()) for _ in range(2)]
+    answers = await asyncio.gather(*decoding)
+    await asyncio.gather(*workers)
+    gaps = [
+        later - earlier
+        for answer in answers
+        for earlier, later in itertools.pairwise(answer["times"][SETTLE:])
+    ]
+    return gaps, beside
+
+
+def _compared(what: str, times: dict[str, list[float]]) -> dict[str, Any]:
+    medians = {name: rig.median(values) for name, values in times.items()}
+    return {
+        what: times,
+        "median": medians,
+        "slower": medians["saving"] / medians["plain"] - 1,
+    }
+
+
+def cycle(prompts: Sequence[Sequence[Part]]) -> Prompts:
+    """Return the prompts in turn, each with a few new tokens at its end."""
+    order, fresh = itertools.cycle(prompts), itertools.count(7_000_000)
+    return lambda: [*next(order), (next(fresh), 16)]
+
+
+def unseen(tokens: int, first_seed: int) -> Prompts:
+    """Return prompts that nobody has seen."""
+    seeds = itertools.count(first_seed)
+    return lambda: [(next(seeds), tokens)]

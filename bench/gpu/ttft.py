@@ -1,0 +1,123 @@
+"""Time to the first token: recompute, hits in the engine's HBM, hits in each kind of pool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import rig
+from bench.gpu.rig import Bench, Engine, Pool
+
+TAIL = 512
+REPEATS = 3
+SAVE_TIMEOUT_S = 30.0
+
+
+async def moonpool(
+    bench: Bench, lengths: list[int], plain: Engine, first: Engine, second: Engine, pool: Pool
+) -> dict[str, Any]:
+    """Measure plain vLLM beside a pool hit that another engine's process stored."""
+    rows: dict[str, Any] = {}
+    for n in lengths:
+        cold = await plain.generate([(n, n)])
+        local = [await plain.generate([(n, n), (90 + i, TAIL)]) for i in range(REPEATS)]
+        before = _objects(pool)
+        stored = await first.generate([(n, n)])
+        began = time.perf_counter()
+        await _until_saved(pool, before + n // 256)
+        saved_s = time.perf_counter() - began
+        hits = []
+        for i in range(REPEATS):
+            await second.empty()
+            hits.append(await second.generate([(n, n), (90 + i, TAIL)]))
+        rows[str(n)] = {
+            "recompute": cold["ttft"],
+            "hbm": spread(local),
+            "cold_with_saves": stored["ttft"],
+            "saved_after_s": round(saved_s, 3),
+            "pool": spread(hits),
+        }
+        bench.say(f"   {n}: {json.dumps(rows[str(n)])}")
+    return rows
+
+
+async def offloading(bench: Bench, lengths: list[int], engine: Engine) -> dict[str, Any]:
+    """Measure vLLM's own connector: each hit from the engine's private host memory."""
+    rows: dict[str, Any] = {}
+    for n in lengths:
+        cold = await engine.generate([(n, n)])
+        hits = []
+        for i in range(REPEATS):
+            await asyncio.sleep(0.5)
+            await engine.empty()
+            hits.append(await engine.generate([(n, n), (90 + i, TAIL)]))
+        rows[str(n)] = {"cold_with_saves": cold["ttft"], "offloading": spread(hits)}
+        bench.say(f"   {n}: {json.dumps(rows[str(n)])}")
+    return rows
+
+
+async def mooncake(
+    bench: Bench, lengths: list[int], first: Engine, second: Engine
+) -> dict[str, Any]:
+    """Measure vLLM's MooncakeStoreConnector with the real wheel over TCP, across processes."""
+    rows: dict[str, Any] = {}
+    settle_s = float(os.environ.get("SETTLE_S", "6"))
+    for n in lengths:
+        row: dict[str, Any] = {}
+        try:
+            row["cold_with_saves"] = (await first.generate([(n, n)]))["ttft"]
+            await asyncio.sleep(settle_s)
+            hit = await second.generate([(n, n), (90, TAIL)])
+            row |= {"pool": hit["ttft"], "cached": hit["cached"]}
+        except (RuntimeError, TimeoutError) as error:
+            row["error"] = repr(error)[:200]
+        rows[str(n)] = row
+        bench.say(f"   {n}: {json.dumps(row)}")
+    return rows
+
+
+def spread(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the times of repetitions, and what the engine says was cached."""
+    times = [answer["ttft"] for answer in answers]
+    return {
+        "median": rig.median(times),
+        "all": times,
+        "cached": [answer["cached"] for answer in answers],
+    }
+
+
+def write_mooncake(bench: Bench, port: int, nbytes: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command of Mooncake's master and the environment of its engines."""
+    kit = os.environ.get("KIT", "")
+    binary = Path(kit) / "site" / "mooncake" / "mooncake_master"
+    config = bench.place / "mooncake.json"
+    config.write_text(
+        json.dumps(
+            {
+                "metadata_server": "P2PHANDSHAKE",
+                "master_server_address": f"127.0.0.1:{port}",
+                "global_segment_size": nbytes,
+                "local_buffer_size": 2 << 30,
+                "protocol": "tcp",
+                "device_name": "",
+            }
+        )
+    )
+    return [str(binary), f"--port={port}"], {"MOONCAKE_CONFIG_PATH": str(config)}
+
+
+def _objects(pool: Pool) -> int:
+    with urllib.request.urlopen(f"{pool.http}/status", timeout=5) as answer:
+        status = json.loads(answer.read())
+    return int(status["objects"])
+
+
+async def _until_saved(pool: Pool, objects: int) -> None:
+    deadline = time.monotonic() + SAVE_TIMEOUT_S
+    while _objects(pool) < objects and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
