@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import contextvars
+import os
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 
-from moonpool.gpu.base import Driver, GpuError
+import numpy as np
+
+from moonpool.gpu.base import Driver
+from moonpool.gpu.lanes import Lane, Lanes
+from moonpool.gpu.pinning import CHUNK_BYTES, Pinning
+from moonpool.gpu.runs import Pinned, Runs, divided, joined, runs_of, steps
+from moonpool.gpu.staging import Staging
+from moonpool.transport import copy, streams
 from moonpool.transport.base import U64, Pieces
+from moonpool.transport.batch import span
 
 STAGING_BYTES = 64 * 1024 * 1024
+STAGED_STEP_BYTES = 8 * 1024 * 1024
+"""Copied by the processor while the GPU copies as much from or to the other half."""
+LOAD_STEP_BYTES = 64 * 1024 * 1024
+SAVE_STEP_BYTES = 16 * 1024 * 1024
+"""Queued together; while the GPU copies a step, the one before it is hashed."""
+SAVE_DEPTH = 4
+HASH_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+
+_STAGED_MARKS = (SAVE_DEPTH, SAVE_DEPTH + 1)
+_after: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("after", default=())
 
 
 class CudaCopier:
@@ -16,7 +38,8 @@ class CudaCopier:
     background, and the GPU's copy engines then move the bytes without a step between.
 
     device: the GPU's number or UUID, None for the driver's. staging_bytes: pinned memory for what
-    is not pinned (yet) and for what passes through sockets.
+    is not pinned (yet) and for what passes through sockets. pin_chunk_bytes, pin_bytes_max: see
+    Pinning. hash_threads: that hash what was saved, for all calls together.
     """
 
     direct = False
@@ -27,33 +50,195 @@ class CudaCopier:
         device: int | str | None = None,
         *,
         staging_bytes: int = STAGING_BYTES,
+        pin_chunk_bytes: int = CHUNK_BYTES,
+        pin_bytes_max: int | None = None,
+        hash_threads: int = HASH_THREADS,
     ) -> None:
         """Raises GpuError."""
+        driver.use(device)
         self.driver = driver
-
-    def gather(self, memory: Pieces, targets: U64) -> U64:
-        """Copy each object's pieces to its host address; return xxh3_64 of each, (n,)."""
-        raise GpuError("not there yet")
-
-    def scatter(self, sources: U64, memory: Pieces) -> None:
-        """Copy each object from its host address to its pieces."""
-        raise GpuError("not there yet")
+        self.pinning = Pinning(driver, chunk_bytes=pin_chunk_bytes, limit_bytes=pin_bytes_max)
+        self._staging = Staging(driver, staging_bytes, self.pinning.include)
+        self._lanes = Lanes(driver)
+        self._hash_threads = hash_threads
+        self._hashers = ThreadPoolExecutor(hash_threads, "moonpool-hash")
 
     def attach(self, address: int, nbytes: int) -> None:
         """Pin a mapping in the background."""
+        self.pinning.attach(address, nbytes)
 
     def detach(self, address: int) -> None:
         """Unpin a mapping; waits for copies that use it."""
+        self.pinning.detach(address)
 
     def staging(self, nbytes: int) -> AbstractContextManager[int]:
         """Lend host memory, pinned as far as there is such."""
-        raise GpuError("not there yet")
+        return self._staging.lend(nbytes)
 
     @contextmanager
     def after(self, event: int) -> Iterator[None]:
         """Let the copies of this block (in this thread, and in threads that transports start for
         it) wait on the GPU for an event, such as the end of the step that fills the memory."""
-        yield
+        token = _after.set((*_after.get(), event))
+        try:
+            yield
+        finally:
+            _after.reset(token)
 
     def close(self) -> None:
         """Unpin and give back everything; no copy may be under way."""
+        self._hashers.shutdown()
+        self._lanes.close()
+        self.pinning.close()
+        self._staging.close()
+
+    # --- copies -------------------------------------------------------------------------------
+
+    def scatter(self, sources: U64, memory: Pieces) -> None:
+        """Copy each object from its host address to its pieces."""
+        sizes = memory.sizes()
+        with self._held(sources, sizes) as pinned, self._lanes.lane(_after.get()) as lane:
+            for first, last in streams.steps(sizes, LOAD_STEP_BYTES):
+                runs = runs_of(span(memory, first, last), sources[first:last])
+                direct, rest = divided(runs, pinned)
+                self._load(lane, direct)
+                if len(rest.sizes):
+                    self._load_staged(lane, rest)
+            lane.mark(0)
+            lane.wait(0)
+
+    def gather(self, memory: Pieces, targets: U64) -> U64:
+        """Copy each object's pieces to its host address; return xxh3_64 of each, (n,)."""
+        sizes = memory.sizes()
+        hashing = _Hashing(self._hashers, self._hash_threads, targets, sizes)
+        queued: deque[tuple[int, int, int]] = deque()
+        try:
+            with self._held(targets, sizes) as pinned, self._lanes.lane(_after.get()) as lane:
+                for number, (first, last) in enumerate(streams.steps(sizes, SAVE_STEP_BYTES)):
+                    runs = runs_of(span(memory, first, last), targets[first:last])
+                    direct, rest = divided(runs, pinned)
+                    self._save(lane, direct)
+                    if len(rest.sizes):
+                        self._save_staged(lane, rest)
+                    lane.mark(number % SAVE_DEPTH)
+                    queued.append((first, last, number % SAVE_DEPTH))
+                    if len(queued) == SAVE_DEPTH:
+                        _hash_next(lane, queued, hashing)
+                while queued:
+                    _hash_next(lane, queued, hashing)
+                hashing.finish()
+        finally:
+            hashing.finish()
+        return hashing.sums
+
+    def _held(self, host: U64, sizes: U64) -> AbstractContextManager[Pinned]:
+        if not len(host):
+            return self.pinning.hold(0, 0)
+        return self.pinning.hold(int(host.min()), int((host + sizes).max()))
+
+    def _load(self, lane: Lane, runs: Runs) -> None:
+        self.driver.copy_batch(runs.device, runs.host, runs.sizes, lane.stream, stable=True)
+
+    def _save(self, lane: Lane, runs: Runs) -> None:
+        self.driver.copy_batch(runs.host, runs.device, runs.sizes, lane.stream, stable=False)
+
+    # --- through staging memory ---------------------------------------------------------------
+
+    def _load_staged(self, lane: Lane, runs: Runs) -> None:
+        half = min(runs.nbytes, STAGED_STEP_BYTES)
+        if not self._staging.pinned(2 * half):
+            self._one_by_one(lane, runs.device, runs.host, runs.sizes)
+            return
+        with self._staging.lend(2 * half) as address, _drained(lane):
+            for number, part in enumerate(steps(runs, half)):
+                mark = _STAGED_MARKS[number % 2]
+                lane.wait(mark)
+                staged = _staged_at(address + number % 2 * half, part)
+                copy.scatter(part.host, copy.whole(staged, part.sizes))
+                self._load(lane, joined(Runs(staged, part.device, part.sizes)))
+                lane.mark(mark)
+
+    def _save_staged(self, lane: Lane, runs: Runs) -> None:
+        half = min(runs.nbytes, STAGED_STEP_BYTES)
+        if not self._staging.pinned(2 * half):
+            self._one_by_one(lane, runs.host, runs.device, runs.sizes)
+            return
+        before: tuple[int, U64, Runs] | None = None
+        with self._staging.lend(2 * half) as address, _drained(lane):
+            for number, part in enumerate(steps(runs, half)):
+                mark = _STAGED_MARKS[number % 2]
+                staged = _staged_at(address + number % 2 * half, part)
+                self._save(lane, joined(Runs(staged, part.device, part.sizes)))
+                lane.mark(mark)
+                if before is not None:
+                    _unstage(lane, *before)
+                before = mark, staged, part
+            if before is not None:
+                _unstage(lane, *before)
+
+    def _one_by_one(self, lane: Lane, targets: U64, sources: U64, sizes: U64) -> None:
+        """Let the driver copy memory that is not pinned, through its own staging."""
+        for row in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+            self.driver.copy(*row, lane.stream)
+
+
+class _Hashing:
+    """Hashes objects that have arrived, in threads that all calls share."""
+
+    def __init__(self, threads: ThreadPoolExecutor, parts: int, addresses: U64, sizes: U64) -> None:
+        self.sums = np.zeros(len(sizes), np.uint64)
+        self._memory = copy.whole(addresses, sizes)
+        self._sizes = sizes
+        self._threads = threads
+        self._parts = parts
+        self._futures: list[Future[None]] = []
+
+    def add(self, first: int, last: int, *, here: bool) -> None:
+        """Hash the objects ``first`` up to ``last``; the last part ``here`` in this thread."""
+        ranges = [(first + a, first + b) for a, b in self._split(first, last)]
+        for a, b in ranges[: len(ranges) - here]:
+            try:
+                self._futures.append(self._threads.submit(self._hash, a, b))
+            except RuntimeError:  # no more threads
+                self._hash(a, b)
+        for a, b in ranges[len(ranges) - here :]:
+            self._hash(a, b)
+
+    def finish(self) -> None:
+        """Wait for all of it: afterwards nothing reads the memory."""
+        wait(self._futures)
+        for future in self._futures:
+            future.result()
+
+    def _split(self, first: int, last: int) -> list[tuple[int, int]]:
+        return streams.chunks(self._sizes[first:last], self._parts)
+
+    def _hash(self, first: int, last: int) -> None:
+        copy.digest_some(self._memory, first, last, self.sums)
+
+
+def _hash_next(lane: Lane, queued: deque[tuple[int, int, int]], hashing: _Hashing) -> None:
+    first, last, mark = queued.popleft()
+    lane.wait(mark)
+    hashing.add(first, last, here=not queued)
+
+
+@contextmanager
+def _drained(lane: Lane) -> Iterator[None]:
+    """Let nothing be queued any more when the block ends: its memory goes back."""
+    try:
+        yield
+    except BaseException:
+        lane.drain()
+        raise
+    for mark in _STAGED_MARKS:
+        lane.wait(mark)
+
+
+def _staged_at(address: int, part: Runs) -> U64:
+    return np.cumsum(part.sizes) - part.sizes + np.uint64(address)
+
+
+def _unstage(lane: Lane, mark: int, staged: U64, part: Runs) -> None:
+    lane.wait(mark)
+    copy.scatter(staged, copy.whole(part.host, part.sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import os
 import threading
@@ -50,7 +51,8 @@ def run_all(jobs: list[Callable[[], None]]) -> None:
     """Run all jobs at once, the first in this thread; they must not raise."""
     helpers = []
     for job in jobs[1:]:
-        helper = threading.Thread(target=job, name="moonpool-stream")
+        run = contextvars.copy_context().run  # a copier is told by context what to wait for
+        helper = threading.Thread(target=run, args=(job,), name="moonpool-stream")
         try:
             helper.start()
         except RuntimeError:  # no more threads
