@@ -24,11 +24,12 @@ _log = logging.getLogger(__name__)
 
 STEP_BYTES = 256 * 1024
 """Copied and hashed in turn, so that the hash reads from the cache."""
-SPLIT_BYTES = 8 * 1024 * 1024
-"""Batches from here on are shared with a second thread."""
+SPLIT_BYTES = 4 * 1024 * 1024
+"""Every thread of those that share a batch gets so much at least."""
 STREAM_BYTES = 16 * 1024 * 1024
 """Batches from here on would push everything else out of the cache: they go past it."""
-THREADS = min(2, os.cpu_count() or 1)
+THREADS = min(4, os.cpu_count() or 1)
+"""One core does not fill a memory bus; many would take them from the engine."""
 COMPILE_AFTER_BYTES = 64 * 1024 * 1024
 """Short-lived processes never pay for the compiler."""
 
@@ -82,8 +83,9 @@ def implementation() -> str:
     return "ctypes" if _kernels.module is None else "numba"
 
 
-def gather(memory: Pieces, targets: U64) -> U64:
-    """Copy each object's pieces to its target address; return xxh3_64 of what was copied, (n,)."""
+def gather(memory: Pieces, targets: U64, *, checksums: bool = True) -> U64:
+    """Copy each object's pieces to its target address; return xxh3_64 of what was copied, (n,);
+    without ``checksums`` zeros."""
     memory, targets = coalesce(memory), np.require(targets, np.uint64, ["C", "W"])
     sums = np.zeros(len(memory), np.uint64)
     total = int(memory.lengths.sum())
@@ -92,12 +94,16 @@ def gather(memory: Pieces, targets: U64) -> U64:
     def part(first: int, last: int) -> None:
         pieces = memory.starts[first : last + 1]
         where, result = targets[first:last], sums[first:last]
-        if _kernels.module is None:
-            _gather(memory, pieces, where, result)
-            return
-        state = np.empty(native.XXH3_STATE_BYTES + 64, np.uint8)
-        kernel = _kernels.module.gather_past_cache if large else _kernels.module.gather
-        kernel(memory.addresses, memory.lengths, pieces, where, result, native.state_address(state))
+        kernels = _kernels.module
+        if kernels is None:
+            _gather(memory, pieces, where, result if checksums else None)
+        elif not checksums:
+            kernels.collect(memory.addresses, memory.lengths, pieces, where)
+        else:
+            keep, state = kernels.new_state()
+            kernel = kernels.gather_past_cache if large else kernels.gather
+            kernel(memory.addresses, memory.lengths, pieces, where, result, state)
+            del keep
 
     _share(memory, total, part)
     return sums
@@ -144,13 +150,20 @@ def digest_some(memory: Pieces, first: int, last: int, sums: U64) -> None:
 
 
 class HostCopier:
-    """The Copier for memory that the processor reaches itself."""
+    """The Copier for memory that the processor reaches itself.
+
+    checksums: what is written without them is good only for readers that map the segment: others,
+    and a node that starts again, find a wrong checksum and so no object. To measure their price.
+    """
 
     direct = True
 
+    def __init__(self, *, checksums: bool = True) -> None:
+        self._checksums = checksums
+
     def gather(self, memory: Pieces, targets: U64) -> U64:
         """Copy each object's pieces to its target address; return xxh3_64 of each, (n,)."""
-        return gather(memory, targets)
+        return gather(memory, targets, checksums=self._checksums)
 
     def scatter(self, sources: U64, memory: Pieces) -> None:
         """Copy each object from its source address to its pieces."""
@@ -199,44 +212,58 @@ def coalesce(memory: Pieces) -> Pieces:
 
 
 def _share(memory: Pieces, total: int, part: Callable[[int, int], None]) -> None:
-    """Run ``part`` over all objects, on two threads where the batch is large."""
+    """Run ``part`` over all objects, on several threads where the batch is large."""
     if _kernels.module is None:
         _kernels.want(total)
-    if (
-        total < SPLIT_BYTES
-        or len(memory) < 2
-        or THREADS < 2
-        or not _helpers.acquire(blocking=False)
-    ):
-        part(0, len(memory))
-    else:
-        try:
-            _share_with_thread(part, _middle(memory, total), len(memory))
-        finally:
-            _helpers.release()
+    wanted = min(THREADS, total // SPLIT_BYTES, len(memory))
+    helpers = 0
+    while helpers < wanted - 1 and _helpers.acquire(blocking=False):
+        helpers += 1
+    try:
+        cuts = _cuts(memory, total, helpers + 1) if helpers else [0, len(memory)]
+        _share_with_threads(part, list(itertools.pairwise(cuts)))
+    finally:
+        if helpers:
+            _helpers.release(helpers)
 
 
-def _middle(memory: Pieces, total: int) -> int:
-    """Return the object at which half of the bytes are done."""
-    return int(np.searchsorted(np.cumsum(memory.sizes()), total / 2)) + 1
+def _cuts(memory: Pieces, total: int, parts: int) -> list[int]:
+    """Return the objects at which so many parts of about as many bytes begin, and the end."""
+    done = np.cumsum(memory.sizes())
+    inner = np.searchsorted(done, np.arange(1, parts) * (total / parts)) + 1
+    return [0, *np.minimum(inner, len(memory)).tolist(), len(memory)]
 
 
-def _share_with_thread(part: Callable[[int, int], None], middle: int, last: int) -> None:
+def _share_with_threads(part: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
     # A new thread starts on an idle core; one that waits in a pool tends to wake on the core of
     # its waker and to stay there for longer than the copy takes.
-    helper = threading.Thread(target=part, args=(middle, last), name="moonpool-copy")
+    helpers = []
+    failed: list[Exception] = []
+
+    def helped(first: int, last: int) -> None:
+        try:
+            part(first, last)
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            failed.append(error)
+
+    for first, last in ranges[1:]:
+        helper = threading.Thread(target=helped, args=(first, last), name="moonpool-copy")
+        try:
+            helper.start()
+        except RuntimeError:  # no more threads
+            part(first, last)
+        else:
+            helpers.append(helper)
     try:
-        helper.start()
-    except RuntimeError:  # no more threads
-        part(0, last)
-        return
-    try:
-        part(0, middle)
+        part(*ranges[0])
     finally:
-        helper.join()
+        for helper in helpers:
+            helper.join()
+    if failed:
+        raise failed[0]
 
 
-def _gather(memory: Pieces, starts: Any, targets: U64, sums: U64) -> None:
+def _gather(memory: Pieces, starts: Any, targets: U64, sums: U64 | None) -> None:
     memmove = native.memmove
     addresses, lengths = memory.addresses.tolist(), memory.lengths.tolist()
     bounds = starts.tolist()
@@ -249,11 +276,12 @@ def _gather(memory: Pieces, starts: Any, targets: U64, sums: U64) -> None:
                 memmove(at, source, n)
                 at += n
                 source += n
-                if at - hashed >= STEP_BYTES:
+                if at - hashed >= STEP_BYTES and sums is not None:
                     hasher.update(hashed, at - hashed)
                     hashed = at
-        hasher.update(hashed, at - hashed)
-        sums[i] = hasher.digest()
+        if sums is not None:
+            hasher.update(hashed, at - hashed)
+            sums[i] = hasher.digest()
 
 
 def _scatter(memory: Pieces, starts: Any, sources: U64) -> None:

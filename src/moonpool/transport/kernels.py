@@ -14,11 +14,10 @@ import numba
 import numpy as np
 from numba import types
 
-from moonpool.transport import native
+from moonpool.transport import fused, native
 
 STEP_BYTES = 256 * 1024
 """Copied and hashed in turn, so that the hash reads from the cache."""
-STREAM_STEP_BYTES = 128 * 1024
 STREAM_PIECE_BYTES_MIN = 1024
 LINE_BYTES = 64
 
@@ -43,6 +42,10 @@ _digest: Any = types.ExternalFunction("moonpool_xxh3_digest", _word(_word))
 _ir: Any = importlib.import_module("llvmlite.ir")
 _intrinsic: Any = importlib.import_module("numba.extending").intrinsic
 _inline: Any = numba.njit(inline="always")
+_SUMS_AT = native.XXH3_STATE_BYTES
+_START_AT = _SUMS_AT + LINE_BYTES
+_SECRET_AT = _START_AT + LINE_BYTES
+_STATE_BYTES = _SECRET_AT + len(fused.SECRET)
 _words = types.uint64[::1]
 _numbers = types.int64[::1]
 
@@ -110,47 +113,99 @@ _stream: Any = _inline(_stream_code)
 
 def _gather(addresses: Any, lengths: Any, starts: Any, targets: Any, sums: Any, state: Any) -> None:
     """Copy pieces to one target per object and hash what arrived there."""
-    step = np.uint64(STEP_BYTES)
     for i in range(len(targets)):
-        _reset(state)
-        at = targets[i]
-        hashed = at
-        for p in range(starts[i], starts[i + 1]):
-            source = addresses[p]
-            left = lengths[p]
-            while left > 0:
-                n = min(left, step)
-                _memmove(at, source, n)
-                at += n
-                source += n
-                left -= n
-                if at - hashed >= step:
-                    _update(state, hashed, at - hashed)
-                    hashed = at
-        if at > hashed:
-            _update(state, hashed, at - hashed)
-        sums[i] = _digest(state)
+        sums[i] = _gather_one(addresses, lengths, starts[i], starts[i + 1], targets[i], state)
+
+
+def _gather_one_code(
+    addresses: Any, lengths: Any, first: Any, last: Any, at: Any, state: Any
+) -> Any:
+    step = np.uint64(STEP_BYTES)
+    _reset(state)
+    hashed = at
+    for p in range(first, last):
+        source = addresses[p]
+        left = lengths[p]
+        while left > 0:
+            n = min(left, step)
+            _memmove(at, source, n)
+            at += n
+            source += n
+            left -= n
+            if at - hashed >= step:
+                _update(state, hashed, at - hashed)
+                hashed = at
+    if at > hashed:
+        _update(state, hashed, at - hashed)
+    return _digest(state)
 
 
 def _gather_past_cache(
     addresses: Any, lengths: Any, starts: Any, targets: Any, sums: Any, state: Any
 ) -> None:
-    """Hash pieces, which brings them into the cache, and copy them from there."""
-    step = np.uint64(STREAM_STEP_BYTES)
+    """Like _gather, for large batches: in one pass and past the cache."""
     for i in range(len(targets)):
-        _reset(state)
+        size = np.uint64(0)
+        for p in range(starts[i], starts[i + 1]):
+            size += lengths[p]
+        first, last, target = starts[i], starts[i + 1], targets[i]
+        if size < np.uint64(fused.LONG_BYTES) or target & np.uint64(LINE_BYTES - 1):
+            sums[i] = _gather_one(addresses, lengths, first, last, target, state)
+        else:
+            sums[i] = _fuse_one(addresses, lengths, first, last, target, size, state)
+    _fence()
+
+
+def _fuse_one_code(
+    addresses: Any, lengths: Any, first: Any, last: Any, target: Any, size: Any, state: Any
+) -> Any:
+    """Copy and hash line by line as the target has them; a line that pieces share is put together
+    there and hashed from there."""
+    sums = state + np.uint64(_SUMS_AT)
+    secret = state + np.uint64(_SECRET_AT)
+    whole, block = np.uint64(LINE_BYTES), np.uint64(fused.LINES_PER_BLOCK)
+    _memmove(sums, state + np.uint64(_START_AT), whole)
+    todo = (size - np.uint64(1)) // whole  # the last line has a rule of its own
+    at, number = target, np.uint64(0)
+    for p in range(first, last):
+        source, left = addresses[p], lengths[p]
+        begun = (at - target) & (whole - np.uint64(1))
+        if begun:
+            n = min(left, whole - begun)
+            _memmove(at, source, n)
+            at, source, left = at + n, source + n, left - n
+            if begun + n == whole and todo:
+                fused.line(at - whole, sums, secret + number * np.uint64(8))
+                todo -= np.uint64(1)
+                number += np.uint64(1)
+        while number == block or (left >= whole and todo):
+            if number == block:
+                fused.scramble(sums, secret + np.uint64(fused.SCRAMBLE_AT))
+                number = np.uint64(0)
+                continue
+            lines = min(min(left // whole, todo), block - number)
+            fused.move(at, source, lines, sums, secret + number * np.uint64(8))
+            n = lines * whole
+            at, source, left = at + n, source + n, left - n
+            todo -= lines
+            number += lines
+        _memmove(at, source, left)
+        at += left
+    fused.line(target + size - whole, sums, secret + np.uint64(fused.LAST_AT))
+    return fused.merge(size * fused.SUM_FACTOR, sums, secret + np.uint64(fused.MERGE_AT))
+
+
+_gather_one: Any = numba.njit(_gather_one_code)
+_fuse_one: Any = numba.njit(_fuse_one_code)
+
+
+def _collect(addresses: Any, lengths: Any, starts: Any, targets: Any) -> None:
+    """Copy pieces to one target per object, past the cache, without a hash."""
+    for i in range(len(targets)):
         at = targets[i]
         for p in range(starts[i], starts[i + 1]):
-            source = addresses[p]
-            left = lengths[p]
-            while left > 0:
-                n = min(left, step)
-                _update(state, source, n)
-                _stream(at, source, n)
-                at += n
-                source += n
-                left -= n
-        sums[i] = _digest(state)
+            _stream(at, addresses[p], lengths[p])
+            at += lengths[p]
     _fence()
 
 
@@ -194,6 +249,36 @@ gather: Any = _compile(_gather, _words, _words, _numbers, _words, _words, _word)
 gather_past_cache: Any = _compile(
     _gather_past_cache, _words, _words, _numbers, _words, _words, _word
 )
+collect: Any = _compile(_collect, _words, _words, _numbers, _words)
 scatter: Any = _compile(_scatter, _words, _words, _numbers, _words)
 scatter_past_cache: Any = _compile(_scatter_past_cache, _words, _words, _numbers, _words)
 digest: Any = _compile(_hash, _words, _words, _numbers, _words, _word)
+
+
+def new_state() -> tuple[Any, int]:
+    """Return memory for the state of one thread's hashing, and the address to hand on."""
+    memory = np.zeros(_STATE_BYTES + LINE_BYTES, np.uint8)
+    address = native.state_address(memory)
+    at = address - int(memory.ctypes.data) + _START_AT
+    constants = np.frombuffer(fused.START + fused.SECRET, np.uint8)
+    memory[at : at + len(constants)] = constants
+    return memory, address
+
+
+def _check() -> None:
+    """Refuse to be used if the hash of our own is not the library's."""
+    source = np.arange(3 * 1024 + 70, dtype=np.uint64).astype(np.uint8)
+    room = np.zeros(len(source) + LINE_BYTES, np.uint8)
+    memory, state = new_state()
+    sums = np.zeros(1, np.uint64)
+    target = np.array([native.state_address(room)], np.uint64)
+    for size in (241, 1024, 1025, len(source)):
+        lengths = np.array([100, size - 100], np.uint64)
+        addresses = np.array([0, 100], np.uint64) + np.uint64(source.ctypes.data)
+        gather_past_cache(addresses, lengths, np.array([0, 2]), target, sums, state)
+        if int(sums[0]) != native.xxh3(int(source.ctypes.data), size):
+            raise ImportError("the compiled hash is wrong on this machine")
+    del memory
+
+
+_check()

@@ -37,11 +37,13 @@ def contiguous(sizes: list[int]) -> tuple[Bytes, U64]:
 
 
 @pytest.mark.parametrize("stream_bytes", [0, 1 << 40])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 4])
 def test_gather_and_scatter(
     threads: int, stream_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copy, "THREADS", threads)
+    monkeypatch.setattr(copy, "_helpers", threading.BoundedSemaphore(3))
+    monkeypatch.setattr(copy, "SPLIT_BYTES", 1 << 20)
     monkeypatch.setattr(copy, "STREAM_BYTES", stream_bytes)
     source = batch(11, SIZES, 30)
     memory, targets = contiguous(SIZES)
@@ -54,6 +56,50 @@ def test_gather_and_scatter(
     copy.scatter(targets, back.pieces)
     assert back.payloads() == source.payloads()
     assert memory[-1] == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_pass_over_pieces_of_any_length(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy, "STREAM_BYTES", 0)
+    rng = np.random.default_rng(seed)
+    source: Bytes = rng.integers(0, 256, 300_000, dtype=np.uint8)
+    counts = rng.integers(0, 9, 5)
+    lengths = rng.choice([0, 1, 63, 64, 65, 240, 960, 1024, 1088, 4096, 9_999], counts.sum())
+    offsets = rng.integers(0, 290_000, counts.sum())
+    starts = np.zeros(6, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    addresses = (offsets + source.ctypes.data).astype(np.uint64)
+    pieces = Pieces(addresses, lengths.astype(np.uint64), starts)
+    payloads = Batch(source, pieces).payloads()
+    room = 128 * 1024
+    memory = np.zeros(6 * room, np.uint8)
+    base = (int(memory.ctypes.data) + room - 1) // room * room + (seed % 3 == 0)
+    targets = np.uint64(base) + np.arange(5, dtype=np.uint64) * np.uint64(room)
+    sums = copy.gather(pieces, targets)
+    assert sums.tolist() == [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
+    at = base - int(memory.ctypes.data)
+    for i, payload in enumerate(payloads):
+        assert memory[at + i * room :][: len(payload)].tobytes() == payload
+        assert not memory[at + i * room + len(payload) : at + (i + 1) * room].any()
+
+
+def test_without_checksums() -> None:
+    source = batch(11, SIZES, 30)
+    memory, targets = contiguous(SIZES)
+    sums = copy.HostCopier(checksums=False).gather(source.pieces, targets)
+    assert memory[:-1].tobytes() == b"".join(source.payloads())
+    assert not sums.any()
+
+
+def test_a_thread_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(first: int, last: int) -> None:
+        if first:
+            raise MemoryError
+
+    monkeypatch.setattr(copy, "THREADS", 2)
+    monkeypatch.setattr(copy, "_helpers", threading.BoundedSemaphore(1))
+    with pytest.raises(MemoryError):
+        copy._share(batch(11, SIZES).pieces, sum(SIZES), part)
 
 
 def test_neighbours_are_joined_and_objects_are_not() -> None:
