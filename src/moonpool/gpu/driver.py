@@ -85,6 +85,7 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cuIpcCloseMemHandle": (_A,),
 }
 _BATCH = (_P, _P, _P, _N, _P, _P, _N)
+_BATCH_NAMES = ("cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync")
 
 _Function = Callable[..., int]
 
@@ -118,6 +119,7 @@ class CudaDriver:
         self._check("cuInit", self._init(0))
         self.version = self._integer("cuDriverGetVersion")
         self._batch, self._batch_has_index = self._find_batch()
+        self.batch_name = _BATCH_NAMES[self._batch_has_index] if self._batch else "cuMemcpyAsync"
         self._lock = threading.Lock()
         self._threads = threading.local()
         self._device: int | None = None
@@ -270,15 +272,15 @@ class CudaDriver:
             code = self._batch(*arguments, ctypes.byref(failed), stream)
         else:
             code = self._batch(*arguments, stream)
-        self._check("cuMemcpyBatchAsync", code)
+        self._check(self.batch_name, code)
 
     def _find_batch(self) -> tuple[_Function | None, bool]:
         """Return the batched copy and whether it reports which copy failed (CUDA 12)."""
         try:
             if self.version >= _BATCH_V2_SINCE:
-                return self._bound("cuMemcpyBatchAsync_v2", (*_BATCH, _P)), False
+                return self._bound(_BATCH_NAMES[False], (*_BATCH, _P)), False
             if self.version >= _BATCH_SINCE:
-                return self._bound("cuMemcpyBatchAsync", (*_BATCH, _P, _P)), True
+                return self._bound(_BATCH_NAMES[True], (*_BATCH, _P, _P)), True
         except AttributeError:
             pass
         return None, False
