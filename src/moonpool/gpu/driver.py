@@ -6,6 +6,7 @@ import ctypes
 import threading
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +53,8 @@ class _Attributes(ctypes.Structure):
 
 
 _FUNCTIONS: dict[str, tuple[type, ...]] = {
+    "cuInit": (_U,),
+    "cuGetErrorName": (_I, _P),
     "cuDriverGetVersion": (_P,),
     "cuDeviceGetCount": (_P,),
     "cuDeviceGet": (_P, _I),
@@ -104,19 +107,15 @@ def open_driver(device: int | str | None = None) -> Driver:
 class CudaDriver:
     """The Driver of a real GPU; see there."""
 
-    def __init__(self, library: str = LIBRARY) -> None:
+    def __init__(self, library: Any = None) -> None:
         self._functions: dict[str, _Function] = {}
         try:
-            self._library = ctypes.CDLL(library)
-            self._error_name = self._library.cuGetErrorName
-            self._init = self._library.cuInit
+            self._library = ctypes.CDLL(LIBRARY) if library is None else library
             for name, arguments in _FUNCTIONS.items():
                 self._functions[name] = self._bound(name, arguments)
         except (OSError, AttributeError) as error:
             raise GpuError(f"no CUDA driver: {error}") from None
-        self._init.argtypes = (_U,)
-        self._error_name.argtypes = (_I, _P)
-        self._check("cuInit", self._init(0))
+        self._call("cuInit", 0)
         self.version = self._integer("cuDriverGetVersion")
         self._batch, self._batch_has_index = self._find_batch()
         self.batch_name = _BATCH_NAMES[self._batch_has_index] if self._batch else "cuMemcpyAsync"
@@ -335,7 +334,9 @@ class CudaDriver:
 
     def _bound(self, name: str, arguments: tuple[type, ...]) -> _Function:
         # A prototype of its own: other users of the library may set argtypes on its functions.
-        return ctypes.CFUNCTYPE(_I, *arguments)((name, self._library))
+        address = ctypes.cast(getattr(self._library, name), _P).value
+        function: _Function = ctypes.CFUNCTYPE(_I, *arguments)(address or 0)
+        return function
 
     def _call(self, name: str, *arguments: object) -> None:
         self._check(name, self._functions[name](*arguments))
@@ -355,7 +356,7 @@ class CudaDriver:
         if code == 0:
             return
         text = ctypes.c_char_p()
-        self._error_name(code, ctypes.byref(text))
+        self._functions["cuGetErrorName"](code, ctypes.byref(text))
         error = (text.value or b"").decode("ascii", "replace") or f"error {code}"
         raise GpuError(f"{name}: {error}", error)
 
