@@ -119,6 +119,17 @@ def choice_of(*names: str) -> Check:
     return Check(parse, f"one or more of {', '.join(names)}")
 
 
+def one_of(*names: str) -> Check:
+    """Return the check for exactly one of the names."""
+
+    def parse(value: Any) -> str:
+        if value not in names:
+            raise ValueError("not among the choices")
+        return str(value)
+
+    return Check(parse, f"one of {', '.join(names)}")
+
+
 port = Check(_between(0, 65_535, True), "0 to 65535")
 fraction = Check(_between(0.0, 1.0, False), "0.0 to 1.0")
 seconds = Check(_between(0.001, SECONDS_MAX, False), f"0.001 to {SECONDS_MAX:.0f} seconds")

@@ -17,12 +17,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from moonpool.vllm import namespace, settings, support
+from moonpool.vllm import compat, namespace, pools, settings, support
 from moonpool.vllm.jobs import SaveJob
-from moonpool.vllm.link import Link, Pool
+from moonpool.vllm.link import Link
 from moonpool.vllm.log import logger
 from moonpool.vllm.meta import StepMetadata, StepResults
 from moonpool.vllm.metrics import MoonpoolPromMetrics, MoonpoolStats
+from moonpool.vllm.pools import LOOKUP_TIMEOUT_S
 from moonpool.vllm.scheduler import SchedulerSide, stride_of
 from moonpool.vllm.worker import WorkerSide
 
@@ -33,10 +34,6 @@ except ImportError:  # before vLLM 0.32
 
 if TYPE_CHECKING:
     import torch
-
-LOOKUP_TIMEOUT_S = 1.0
-"""A master that takes longer is left alone for a while; the engine's steps wait much less."""
-TRANSFER_TIMEOUT_S = 5.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,18 +58,6 @@ def _guarded(instead: Callable[[], Any]) -> Callable[[Callable[P, R]], Callable[
     return decorate
 
 
-def open_pool(chosen: settings.Settings, name: str, timeout_s: float) -> Pool:
-    """Return a Store connected to the master; raises MoonpoolError while there is none.
-
-    timeout_s: of a request to the master.
-    """
-    from moonpool.client.store import Store
-
-    return Store.connect(
-        chosen.master, name=name, transports=chosen.transports, timeout_s=timeout_s
-    )
-
-
 class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Keeps KV blocks in a moonpool pool that all engines share.
 
@@ -88,6 +73,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         support.check_version(vllm.__version__)
         support.check_config(vllm_config)
         support.check_cache(kv_cache_config, vllm_config.cache_config.block_size)
+        self._tables: compat.BlockTables | None = None
         transfer = vllm_config.kv_transfer_config
         self._settings = settings.read(transfer.kv_connector_extra_config, transfer.kv_role)
         self._errors = 0
@@ -114,29 +100,32 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             user=chosen.namespace,
             object_tokens=stride * block_size,
             vllm_version=vllm.__version__,
+            fixed_seed=compat.has_fixed_hash_seed(),
         )
         logger.info(
-            "moonpool: pool at %s, namespace %s (%s), objects of %d tokens",
+            "moonpool: pool at %s (%s), objects of %d tokens",
             chosen.master,
-            facts.fingerprint().hex(),
             facts.title,
             stride * block_size,
         )
-        logger.info("moonpool: engines share blocks if all of this is equal: %s", facts.describe())
         link = Link(
-            lambda: open_pool(chosen, self._name("scheduler"), LOOKUP_TIMEOUT_S), chosen.master
+            lambda: pools.open_pool(chosen, self._name("scheduler"), LOOKUP_TIMEOUT_S),
+            chosen.master,
         )
         link.start()
         return SchedulerSide(chosen, facts, block_size, link)
 
     def _make_worker(self) -> WorkerSide:
-        chosen, cache = self._settings, self._kv_cache_config
+        config, cache = self._vllm_config, self._kv_cache_config
+        if self._settings.pack_blocks and compat.pack_blocks(config, cache):
+            logger.info("moonpool: asked for all layers of a block side by side")
         return WorkerSide(
-            chosen,
-            lambda: open_pool(chosen, self._name("worker"), TRANSFER_TIMEOUT_S),
+            self._settings,
+            self._name("worker"),
             cache.num_blocks,
-            self._vllm_config.cache_config.block_size,
+            config.cache_config.block_size,
             cache.kv_cache_groups[0].layer_names,
+            ordered=compat.frees_in_order(config),
         )
 
     def _name(self, side: str) -> str:
@@ -172,7 +161,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         """Ask for a block in one run where the device's kernels allow it; the CPU's do not."""
         device = str(getattr(vllm_config.device_config, "device_type", "cpu"))
-        return None if device == "cpu" else "BLHNC"
+        return "BLHNC" if device != "cpu" and compat.has_named_layouts() else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> MoonpoolStats:
@@ -216,6 +205,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Return how many tokens a load would bring, and that it runs beside the steps."""
         if self._scheduler is None:
             return 0, False
+        if self._scheduler.is_early():
+            return None, False
         tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
         return tokens, tokens > 0
 
@@ -236,14 +227,25 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_guarded(list)
     def _saves(self, scheduler: SchedulerSide, output: Any) -> list[SaveJob]:
-        scheduler.plan_saves(output.num_scheduled_tokens, output.kv_connector_block_state)
+        scheduler.plan_saves(output.num_scheduled_tokens, self._block_state(output))
         return scheduler.take_saves()
+
+    def _block_state(self, output: Any) -> Any:
+        """Return the current block tables: vLLM's (0.29 on), or those kept from its outputs."""
+        if hasattr(output, "kv_connector_block_state"):
+            return output.kv_connector_block_state
+        if self._tables is None:
+            self._tables = compat.BlockTables()
+        self._tables.follow(output)
+        return self._tables
 
     @_guarded(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
         """Take in the worker's results."""
         results = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(results, StepResults):
+            if results.order is not None:
+                self._scheduler.worker_is(results.order)
             self._scheduler.ended(results.loads, results.saves)
 
     @_guarded(lambda: (False, None))
@@ -280,10 +282,29 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # --- worker side ---------------------------------------------------------------------------
 
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Ask model runner V1 before vLLM 0.29 for all layers of a block side by side."""
+        device = str(getattr(self._vllm_config.device_config, "device_type", "cpu"))
+        return self._settings.pack_blocks and device != "cpu"
+
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV tensors; raises ConfigError for a layout that cannot be used."""
         if self._worker is not None:
             self._worker.register(kv_caches)
+
+    def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: Any) -> None:
+        """Take one KV tensor of all layers (before vLLM 0.29); raises as above."""
+        tensors = self._kv_cache_config.kv_cache_tensors
+        layers = [tensor.shared_by[0] for tensor in tensors]
+        if self._worker is not None:
+            self._worker.register(compat.layers_of(kv_cache, attn_backend, layers))
+
+    @_guarded(lambda: None)
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """A step begins: note what was launched before it."""
+        if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
+            self._worker.before_step(bool(kv_connector_metadata.loads))
 
     def _metadata(self) -> StepMetadata:
         meta = self._connector_metadata
@@ -312,6 +333,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return the requests whose loads ended; saves are reported by job, not by request."""
+        # Before vLLM 0.29 a step without a forward pass does not call wait_for_save.
+        self.wait_for_save()
         ended = self._worker.finished_loads() if self._worker is not None else set()
         return None, ended or None
 
@@ -326,4 +349,6 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is None:
             return None
         loads, saves = self._worker.take_results()
-        return StepResults(loads, saves) if loads or saves else None
+        order = self._worker.take_order()
+        news = loads or saves or order is not None
+        return StepResults(loads, saves, order) if news else None

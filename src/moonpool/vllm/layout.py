@@ -1,16 +1,18 @@
 """Where a block's bytes lie in the engine's KV memory, whatever layout vLLM chose.
 
-The payload of an object does not depend on the layout: for each block, for each layer, the bytes
-in the order [head][token][content]. The table lists, for one block, the runs of memory that make
-up this payload in order; a batch of blocks is then ``base + id * stride`` in NumPy.
+The payload of an object is, block by block, the bytes of all layers in the order in which they lie
+in the engine's memory: then they are few, long runs. Engines whose orders differ must not share
+objects, so the order has a name, which is part of the namespace. The table lists, for one block,
+the runs of memory that make up this payload; a batch of blocks is then ``base + id * stride``.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +29,9 @@ class RegionTable:
     """The runs of one block: run r of block b starts at ``bases[r] + b * strides[r]``.
 
     bases, strides, lengths: (r,) uint64, bytes, in payload order. storages: (address, bytes) of
-    the memory they lie in.
+    the memory they lie in. order: names the payload's order, from the outermost dimension in:
+    L layer, K key or value, S part of a block that the kernel splits, H head, N token, C content
+    (D, where K is a dimension of its own); dimensions of size 1 are left out.
     """
 
     bases: U64
@@ -35,6 +39,7 @@ class RegionTable:
     lengths: U64
     num_blocks: int
     storages: tuple[tuple[int, int], ...]
+    order: str = ""
 
     @property
     def block_bytes(self) -> int:
@@ -63,23 +68,28 @@ class RegionTable:
 def probe(
     caches: Mapping[str, Any], layers: Sequence[str], num_blocks: int, block_size: int
 ) -> RegionTable:
-    """Return the table for the layers' KV tensors, each a view [blocks, heads, tokens, content].
+    """Return the table for the layers' KV tensors.
 
-    Raises ConfigError with the reason for a tensor whose bytes cannot be addressed this way.
+    Each is a view [blocks, heads, tokens, content], or, before vLLM 0.29, [blocks, 2, tokens,
+    heads, size] or [2, blocks, tokens, heads, size], in any order of memory. Raises ConfigError
+    with the reason for a tensor whose bytes cannot be addressed this way.
     """
-    parts = [
-        _layer_runs(name, caches[name], num_blocks, block_size)
+    views = [
+        _view(name, caches[name], num_blocks, block_size)
         for name in sorted(layers, key=natural_order)
     ]
+    step = _step(views)
+    groups = [[view] for view in views] if step is None else [views]
+    parts = [_block_runs(group, step, num_blocks) for group in groups]
     bases, strides, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
     bases, strides, lengths = _merged(bases, strides, lengths)
-    storages = sorted({_storage_of(caches[name]) for name in layers})
     if len(bases) > RUNS_PER_BLOCK_MAX:
         raise ConfigError(
             f"KV layout: a block lies in {len(bases)} pieces, at most {RUNS_PER_BLOCK_MAX} are "
             "supported; choose a head-major layout (VLLM_KV_CACHE_LAYOUT=BLHNC or LBHNC)"
         )
-    return RegionTable(bases, strides, lengths, num_blocks, tuple(storages))
+    storages = sorted({view.storage for view in views})
+    return RegionTable(bases, strides, lengths, num_blocks, tuple(storages), _order(views, step))
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -87,47 +97,120 @@ def natural_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _layer_runs(name: str, cache: Any, num_blocks: int, block_size: int) -> tuple[U64, U64, U64]:
+class _Dim(NamedTuple):
+    name: str
+    size: int
+    stride: int
+
+
+class _View(NamedTuple):
+    """One layer's tensor in bytes: block b starts at ``base + b * block_stride``."""
+
+    name: str
+    base: int
+    item: int
+    block_stride: int
+    dims: tuple[_Dim, ...]
+    storage: tuple[int, int]
+
+
+def _view(name: str, cache: Any, num_blocks: int, block_size: int) -> _View:
     if not hasattr(cache, "data_ptr"):
         raise ConfigError(f"KV layout: layer {name} has no single tensor ({type(cache).__name__})")
     shape, item = tuple(cache.shape), int(cache.element_size())
-    strides = tuple(int(s) * item for s in cache.stride())
-    split = _kernel_blocks(name, shape, num_blocks, block_size)
-    _, heads, rows, content = shape
-    # Outer to inner, as in the payload; a block that the kernel splits gives one more dimension.
-    dims = [(heads, strides[1]), (split, strides[0]), (rows, strides[2]), (content, strides[3])]
-    _require_dense(name, [*dims, (num_blocks, strides[0] * split)], item)
-    offsets, run = _runs(dims, item)
-    base = int(cache.data_ptr())
-    _require_inside(name, cache, base, num_blocks, strides[0] * split, int(offsets.max()) + run)
+    names = _dim_names(name, shape, num_blocks)
+    dims = {
+        n: _Dim(n, c, int(s) * item) for n, c, s in zip(names, shape, cache.stride(), strict=True)
+    }
+    blocks = dims.pop("B")
+    split = blocks.size // num_blocks
+    if split * dims["N"].size != block_size:
+        raise ConfigError(
+            f"KV layout: layer {name} holds {split * dims['N'].size} states in a block of "
+            f"{block_size} tokens; one state for each token is supported"
+        )
+    inside = (_Dim("S", split, blocks.stride), *dims.values())
+    return _View(
+        name,
+        int(cache.data_ptr()),
+        item,
+        blocks.stride * split,
+        tuple(dim for dim in inside if dim.size > 1),
+        _storage_of(cache),
+    )
+
+
+def _dim_names(name: str, shape: tuple[int, ...], num_blocks: int) -> str:
+    """Return what a tensor's dimensions are; B counts vLLM's blocks or a multiple of them."""
+
+    def blocks(count: int) -> bool:
+        return count > 0 and count % num_blocks == 0
+
+    if len(shape) == 4 and blocks(shape[0]):
+        return "BHNC"
+    if len(shape) == 5 and shape[1] == 2 and blocks(shape[0]):
+        return "BKNHD"
+    if len(shape) == 5 and shape[0] == 2 and blocks(shape[1]):
+        return "KBNHD"
+    raise ConfigError(
+        f"KV layout: layer {name} has shape {shape}; [{num_blocks} blocks or a multiple, heads, "
+        "tokens, content] or [blocks, 2, tokens, heads, size] is supported"
+    )
+
+
+def _step(views: Sequence[_View]) -> int | None:
+    """Return the distance of neighbouring layers, if all lie alike and equally far apart."""
+    steps = {b.base - a.base for a, b in itertools.pairwise(views)}
+    alike = {(view.item, view.block_stride, view.dims, view.storage) for view in views}
+    if len(steps) != 1 or len(alike) != 1:
+        return None
+    step = steps.pop()
+    return step if step > 0 else None
+
+
+def _in_memory_order(dims: Sequence[_Dim]) -> list[_Dim]:
+    return sorted(dims, key=lambda dim: -dim.stride)
+
+
+def _order(views: Sequence[_View], step: int | None) -> str:
+    if step is not None:
+        return _label((_Dim("L", len(views), step), *views[0].dims))
+    each = [_label(view.dims) for view in views]
+    return "L" + (each[0] if len(set(each)) == 1 else ",".join(each))
+
+
+def _label(dims: Sequence[_Dim]) -> str:
+    """Name the order of dimensions. How far a block is split decides it too, except where its
+    parts are next to each other and so the tokens in order."""
+    ordered = _in_memory_order(dims)
+    following = [dim.name for dim in ordered[1:]] + [""]
+    return "".join(
+        f"S{dim.size}" if dim.name == "S" else dim.name
+        for dim, inner in zip(ordered, following, strict=True)
+        if dim.name != "S" or inner != "N"
+    )
+
+
+def _block_runs(views: Sequence[_View], step: int | None, num_blocks: int) -> tuple[U64, U64, U64]:
+    """Return bases, strides and lengths of one block's runs in layers that lie alike."""
+    first = views[0]
+    layers = () if step is None else (_Dim("L", len(views), step),)
+    dims = _in_memory_order((*layers, *first.dims))
+    _require_dense(first.name, [*dims, _Dim("B", num_blocks, first.block_stride)], first.item)
+    offsets, run = _runs(dims, first.item)
+    _require_inside(first, num_blocks, int(offsets.max()) + run)
     count = len(offsets)
     return (
-        offsets + np.uint64(base),
-        np.full(count, strides[0] * split, np.uint64),
+        offsets + np.uint64(first.base),
+        np.full(count, first.block_stride, np.uint64),
         np.full(count, run, np.uint64),
     )
 
 
-def _kernel_blocks(name: str, shape: tuple[int, ...], num_blocks: int, block_size: int) -> int:
-    """Return into how many kernel blocks the tensor cuts each of vLLM's blocks."""
-    if len(shape) != 4 or shape[0] % num_blocks or shape[0] == 0:
-        raise ConfigError(
-            f"KV layout: layer {name} has shape {shape}; "
-            f"[{num_blocks} blocks or a multiple, heads, tokens, content] is supported"
-        )
-    split = shape[0] // num_blocks
-    if split * shape[2] != block_size:
-        raise ConfigError(
-            f"KV layout: layer {name} holds {split * shape[2]} states in a block of {block_size} "
-            "tokens; one state for each token is supported"
-        )
-    return split
-
-
-def _require_dense(name: str, dims: list[tuple[int, int]], item: int) -> None:
+def _require_dense(name: str, dims: Sequence[_Dim], item: int) -> None:
     """Refuse views in which two elements share memory, or an element is not whole."""
     extent = item
-    for count, stride in sorted((d for d in dims if d[0] > 1), key=lambda d: d[1]):
+    for _, count, stride in sorted((d for d in dims if d.size > 1), key=lambda d: d.stride):
         if stride < extent:
             raise ConfigError(
                 f"KV layout: rows of layer {name} overlap (stride {stride} B inside a run of "
@@ -136,13 +219,13 @@ def _require_dense(name: str, dims: list[tuple[int, int]], item: int) -> None:
         extent = stride * (count - 1) + extent
 
 
-def _runs(dims: list[tuple[int, int]], item: int) -> tuple[U64, int]:
+def _runs(dims: Sequence[_Dim], item: int) -> tuple[U64, int]:
     """Return the offsets of one block's contiguous runs in payload order, and their length."""
-    outer, run = [d for d in dims if d[0] > 1], item
-    while outer and outer[-1][1] == run:
-        run *= outer.pop()[0]
+    outer, run = list(dims), item
+    while outer and outer[-1].stride == run:
+        run *= outer.pop().size
     offsets = np.zeros(1, np.uint64)
-    for count, stride in outer:
+    for _, count, stride in outer:
         steps = np.arange(count, dtype=np.uint64) * np.uint64(stride)
         offsets = (offsets[:, None] + steps[None, :]).ravel()
     return offsets, run
@@ -160,9 +243,8 @@ def _storage_of(cache: Any) -> tuple[int, int]:
     return int(storage.data_ptr()), int(storage.nbytes())
 
 
-def _require_inside(
-    name: str, cache: Any, base: int, num_blocks: int, stride: int, span: int
-) -> None:
-    start, size = _storage_of(cache)
-    if base < start or base + (num_blocks - 1) * stride + span > start + size:
-        raise ConfigError(f"KV layout: layer {name} reaches past its memory of {size} B")
+def _require_inside(view: _View, num_blocks: int, span: int) -> None:
+    start, size = view.storage
+    end = view.base + (num_blocks - 1) * view.block_stride + span
+    if view.base < start or end > start + size:
+        raise ConfigError(f"KV layout: layer {view.name} reaches past its memory of {size} B")

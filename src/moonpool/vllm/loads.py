@@ -7,8 +7,9 @@ works on it any more: nothing may write into a block that the engine thinks is i
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from moonpool.core.keys import DIGEST_BYTES
 from moonpool.errors import DeadlineError, MasterUnreachableError, MoonpoolError
 from moonpool.transport.base import I64, Pieces
 from moonpool.vllm import objects
+from moonpool.vllm.fences import Fence
 from moonpool.vllm.jobs import LoadDone, LoadJob
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Clock, Link
@@ -25,6 +27,9 @@ from moonpool.vllm.log import logger
 from moonpool.vllm.stats import Tally
 
 CHUNK_BYTES = 8 << 20
+BYTES_PER_S = 1 << 34
+"""About what a load moves alone. Loads are served by when they could have ended at this speed, so
+that small ones pass large ones, but none waits for ever."""
 LATE = DeadlineError.code
 
 
@@ -33,8 +38,11 @@ class _Load:
     """A job in progress. Objects [0, claimed) are taken by threads; ``working`` of them now."""
 
     job: LoadJob
+    fence: Fence | None
     began: float
     deadline: float
+    due: float
+    chunk_bytes: int
     claimed: int = 0
     working: int = 0
     first_bad: int = 1 << 30
@@ -64,15 +72,17 @@ class Loader:
         tally: Tally,
         clock: Clock,
         chunk_bytes: int = CHUNK_BYTES,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """scratch: called once by each thread; the address of registered memory of its own, large
-        enough for an object, where blocks go that the engine has already."""
+        """scratch: called once by each thread; the address of registered memory, large enough for
+        an object, where blocks go that the engine has already. notify: called when a job ends."""
         self._table, self._link, self._scratch = table, link, scratch
         self._timeout_s, self._tally, self._clock = timeout_s, tally, clock
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes, self._thread_count = chunk_bytes, threads
+        self._notify = notify
         self._work = threading.Condition()
-        self._queue: deque[_Load] = deque()
-        self._ended: list[tuple[_Load, LoadDone]] = []
+        self._queue: list[_Load] = []
+        self._ended: list[LoadDone] = []
         self._newest = 0
         self._stopped = False
         self._threads = [
@@ -82,39 +92,42 @@ class Loader:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: LoadJob) -> None:
-        """Begin a load; a job that was seen before is ignored."""
+    def submit(self, job: LoadJob, fence: Fence | None = None) -> None:
+        """Begin a load, after the fence; a job that was seen before is ignored."""
         now = self._clock()
+        nbytes = len(job.block_ids) * self._table.block_bytes
         with self._work:
             if job.generation <= self._newest:
                 return
             self._newest = job.generation
-            load = _Load(job, now, now + self._timeout_s)
+            load = _Load(
+                job,
+                fence,
+                now,
+                now + self._timeout_s,
+                now + nbytes / BYTES_PER_S,
+                # A load that is not much larger than a chunk should still use all threads.
+                min(self._chunk_bytes, nbytes // (2 * self._thread_count)),
+            )
             if load.count and not self._stopped:
-                self._queue.append(load)
+                bisect.insort(self._queue, load, key=lambda waiting: waiting.due)
                 self._work.notify_all()
             else:
                 load.first_bad = 0
                 self._end(load)
 
-    def take_ended(self) -> tuple[list[LoadDone], set[str], set[int]]:
-        """Return what ended since the last call: results, request ids, blocks to recompute."""
+    def take_ended(self) -> list[LoadDone]:
+        """Return how loads ended since the last call."""
         with self._work:
             ended, self._ended = self._ended, []
-        bad: set[int] = set()
-        for load, done in ended:
-            if load.first_bad < 1 << 30:
-                bad.update(load.job.ids_from(done.good_blocks))
-        if bad:
-            self._tally.count("recomputed_blocks", len(bad))
-        return [done for _, done in ended], {done.request_id for _, done in ended}, bad
+        return ended
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Take no more work and wait for the threads. Idempotent."""
         with self._work:
             self._stopped = True
             while self._queue:
-                load = self._queue.popleft()
+                load = self._queue.pop(0)
                 self._spoil(load, load.claimed, LATE)
                 if load.working == 0:
                     self._end(load)
@@ -152,10 +165,10 @@ class Loader:
             load = self._queue[0]
             first = load.claimed
             size = self._table.block_bytes * int(load.job.ends[first] - load.job.starts[first])
-            last = min(load.count, first + max(1, self._chunk_bytes // size))
+            last = min(load.count, first + max(1, load.chunk_bytes // size))
             load.claimed, load.working = last, load.working + 1
             if load.exhausted:
-                self._queue.popleft()
+                self._queue.pop(0)
             return load, first, last
 
     def _fetch(self, load: _Load, first: int, last: int, scratch: int) -> list[int]:
@@ -166,8 +179,9 @@ class Loader:
         names = job.names[first * DIGEST_BYTES : last * DIGEST_BYTES]
         pieces = self._pieces(job, first, last, scratch)
         keys = objects.keys_of(job.namespace, names)
-        # An object of another size is not what was asked for, whoever put it under this key.
-        codes = pool.get_pieces(keys, pieces, timeout_s=left_s, exact=True)
+        with load.fence() if load.fence else contextlib.nullcontext():
+            # An object of another size is not what was asked for, whoever put it under this key.
+            codes = pool.get_pieces(keys, pieces, timeout_s=left_s, exact=True)
         sizes = pieces.sizes()[codes == 0]
         self._tally.count("load_bytes", int(sizes.sum()))
         if len(sizes):
@@ -204,8 +218,9 @@ class Loader:
             good = max(job.first_block, int(job.starts[load.first_bad]))
         names = objects.split_names(job.names)
         failed = tuple((code, names[at]) for at, code in sorted(load.codes.items()) if names)
-        self._ended.append((load, LoadDone(job.request_id, job.generation, good, failed)))
+        self._ended.append(LoadDone(job.request_id, job.generation, good, failed))
         self._tally.count("loads")
         self._tally.count("loads_failed", int(bad))
         self._tally.count("load_objects_failed", len(failed))
         self._tally.observe("load_seconds", self._clock() - load.began)
+        self._notify()

@@ -22,11 +22,17 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Worker to scheduler: the jobs that ended since the last step."""
+    """Worker to scheduler: the jobs that ended since the last step.
+
+    order: the payload's order (``layout.RegionTable.order``) when the worker has become ready, ""
+    when it is not ready any more, None while nothing has changed.
+    """
 
     loads: list[LoadDone] = field(default_factory=list)
     saves: list[SaveDone] = field(default_factory=list)
+    order: str | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
         """Join the results of two workers (one worker is all that is supported now)."""
-        return StepResults(self.loads + other.loads, self.saves + other.saves)
+        order = self.order if other.order is None else other.order
+        return StepResults(self.loads + other.loads, self.saves + other.saves, order)

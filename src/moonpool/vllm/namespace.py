@@ -10,15 +10,15 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moonpool.core.keys import fingerprint
 from moonpool.errors import ConfigError
 
-LAYOUT_VERSION = "1"
-"""Raised when the payload's order of bytes changes."""
+LAYOUT_VERSION = "2"
+"""Raised when what is in a payload changes."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _SAMPLE_BYTES = 1 << 16
@@ -38,17 +38,29 @@ class Namespace:
         parts = [part for fact in self.facts for part in fact]
         return fingerprint(*parts, "epoch", epoch)
 
+    def with_payload(self, order: str) -> Namespace:
+        """Return the namespace of payloads in this order of bytes (``RegionTable.order``)."""
+        return replace(self, facts=(*self.facts, ("payload", f"{LAYOUT_VERSION}:{order}")))
+
     def describe(self) -> str:
         """Return one line with every fact, so that two engines' logs can be compared."""
         return ", ".join(f"{name}={value}" for name, value in self.facts)
 
 
 def build(
-    vllm_config: Any, kv_cache_config: Any, *, user: str, object_tokens: int, vllm_version: str
+    vllm_config: Any,
+    kv_cache_config: Any,
+    *,
+    user: str,
+    object_tokens: int,
+    vllm_version: str,
+    fixed_seed: bool = True,
 ) -> Namespace:
-    """Return the namespace of an engine; reads samples of local weight files.
+    """Return the namespace of an engine but for the payload's order; reads samples of local
+    weight files.
 
-    user: the ``namespace`` setting; object_tokens: tokens of a full object.
+    user: the ``namespace`` setting; object_tokens: tokens of a full object; fixed_seed: whether
+    this vLLM's hashes of sha256 are the same in every process.
     """
     cache, model = vllm_config.cache_config, vllm_config.model_config
     facts = {
@@ -59,8 +71,9 @@ def build(
         "block_size": str(cache.block_size),
         "object_tokens": str(object_tokens),
         "layers": geometry(kv_cache_config),
-        "payload": LAYOUT_VERSION,
-        "hash": hash_scheme(str(cache.prefix_caching_hash_algo), vllm_version),
+        "hash": hash_scheme(
+            str(cache.prefix_caching_hash_algo), vllm_version, fixed_seed=fixed_seed
+        ),
     }
     name = Path(str(model.model)).name
     title = f"{name} {facts['dtype']} kv={facts['kv_dtype']} block={cache.block_size}"
@@ -120,7 +133,8 @@ def geometry(kv_cache_config: Any) -> str:
             f"{type(layer).__name__}:h{layer.num_kv_heads}x{layer.head_size}"
             f"+{getattr(layer, 'head_size_v', layer.head_size)}"
             f":{str(layer.dtype).removeprefix('torch.')}:q{int(layer.kv_quant_mode)}"
-            f":c{layer.state_content_size_bytes}:w{getattr(layer, 'sliding_window', None)}"
+            f":c{getattr(layer, 'state_content_size_bytes', None)}"
+            f":w{getattr(layer, 'sliding_window', None)}"
         )
         counted[shape] = counted.get(shape, 0) + 1
     return " ".join(f"{count}*{shape}" for shape, count in counted.items())
@@ -149,10 +163,17 @@ def _attention_isa(vllm_config: Any, kv_cache_config: Any) -> str:
     return str(_get_attn_isa(model_dtype, cache.block_size, spec.head_size, cache.cache_dtype))
 
 
-def hash_scheme(algorithm: str, vllm_version: str, env: Mapping[str, str] | None = None) -> str:
+def hash_scheme(
+    algorithm: str,
+    vllm_version: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    fixed_seed: bool = True,
+) -> str:
     """Return what decides block hashes besides the tokens: algorithm, seed and extra keys' form.
 
-    Raises ConfigError where vLLM draws the seed at random: no other process could ever hit.
+    fixed_seed: whether sha256 starts from a fixed seed. Raises ConfigError where vLLM draws the
+    seed at random: no other process could ever hit.
     """
     seed = (os.environ if env is None else env).get("PYTHONHASHSEED")
     if seed is None and not algorithm.startswith("sha256"):
@@ -160,6 +181,11 @@ def hash_scheme(algorithm: str, vllm_version: str, env: Mapping[str, str] | None
             f"prefix_caching_hash_algo: {algorithm} starts from a random seed in each process, so "
             "engines would never share a block; use sha256, or set PYTHONHASHSEED to the same "
             "number for all"
+        )
+    if seed is None and not fixed_seed:
+        raise ConfigError(
+            f"PYTHONHASHSEED: vLLM {vllm_version} hashes blocks from a random seed in each "
+            "process, so engines would never share a block; set PYTHONHASHSEED=0 for all engines"
         )
     tagged = "tagged" if _minor(vllm_version) >= (0, 31) else "untagged"
     return f"{algorithm}/{'default' if seed is None else seed}/{tagged}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,13 +43,16 @@ class SavePlanner:
         decode: bool,
         timeout_s: float,
         pins: PinBook,
+        ready: Callable[[], bool],
         known: Known,
         failed: Failed,
         link: Link,
         tally: Tally,
         clock: Clock,
     ) -> None:
-        """stride: blocks in an object; timeout_s: how long a worker tries to save a job."""
+        """stride: blocks in an object; timeout_s: how long a worker tries to save a job; ready:
+        whether the worker can save at all."""
+        self._ready = ready
         self._block_size, self._stride, self._decode = block_size, stride, decode
         self._timeout_s, self._pins, self._known, self._failed = timeout_s, pins, known, failed
         self._link, self._tally, self._clock = link, tally, clock
@@ -67,7 +70,8 @@ class SavePlanner:
         if tracker.stale:
             tracker.next_at = NEVER
             return None
-        if self._clock() < self._rest_until or self._link.get() is None or not self._pins.bound:
+        able = self._ready() and self._pins.bound
+        if self._clock() < self._rest_until or self._link.get() is None or not able:
             self._put_off(tracker, computed, end)
             return None
         ends = unsaved(

@@ -6,10 +6,11 @@ a code for each object, at the latest soon after its deadline.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from moonpool.errors import (
 )
 from moonpool.transport.base import I64
 from moonpool.vllm import objects
+from moonpool.vllm.fences import Fence
 from moonpool.vllm.jobs import SaveDone, SaveJob
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Clock, Link
@@ -32,14 +34,6 @@ CHUNK_BYTES = 16 << 20
 LATE = DeadlineError.code
 _HOPELESS = frozenset({NoSpaceError.code, MasterUnreachableError.code, LATE})
 """Codes after which the rest of a job is not worth trying."""
-
-
-class Fence(Protocol):
-    """Something to wait for before the blocks hold what the step computed."""
-
-    def synchronize(self) -> None:
-        """Wait until the step's computations are done."""
-        ...
 
 
 @dataclass(slots=True)
@@ -63,10 +57,11 @@ class Saver:
         tally: Tally,
         clock: Clock,
         chunk_bytes: int = CHUNK_BYTES,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """timeout_s: how long a job may take from its submission."""
+        """timeout_s: how long a job may take from its submission; notify: called when one ends."""
         self._table, self._link, self._tally, self._clock = table, link, tally, clock
-        self._timeout_s, self._chunk_bytes = timeout_s, chunk_bytes
+        self._timeout_s, self._chunk_bytes, self._notify = timeout_s, chunk_bytes, notify
         self._work = threading.Condition()
         self._queue: deque[_Save] = deque()
         self._ended: list[SaveDone] = []
@@ -79,8 +74,8 @@ class Saver:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, jobs: list[SaveJob], fence: Fence | None) -> None:
-        """Begin saves once the fence is passed; a job that was seen before is ignored."""
+    def submit(self, jobs: list[SaveJob], fence: Fence | None = None) -> None:
+        """Begin saves, after the fence; a job that was seen before is ignored."""
         now = self._clock()
         with self._work:
             for job in jobs:
@@ -121,9 +116,8 @@ class Saver:
                 save = self._queue.popleft()
             codes: list[int] = []
             try:
-                if save.fence is not None:
-                    save.fence.synchronize()
-                self._put(save, codes)
+                with save.fence() if save.fence else contextlib.nullcontext():
+                    self._put(save, codes)
             except MoonpoolError as error:
                 codes += [error.code] * (len(save.job.counts) - len(codes))
                 self._link.failed(error)
@@ -167,6 +161,7 @@ class Saver:
         self._tally.count("save_objects_existing", existing)
         self._tally.count("save_objects_failed", len(codes) - stored - existing)
         self._tally.observe("save_seconds", self._clock() - save.began)
+        self._notify()
 
 
 def _hopeless(codes: list[int]) -> int:

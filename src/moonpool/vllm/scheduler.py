@@ -13,6 +13,7 @@ from moonpool.vllm.courier import Courier
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
 from moonpool.vllm.link import Clock, Link
 from moonpool.vllm.load_planner import LoadPlanner
+from moonpool.vllm.log import logger
 from moonpool.vllm.memory import Failed, Known
 from moonpool.vllm.namespace import Namespace
 from moonpool.vllm.pins import PinBook
@@ -20,6 +21,10 @@ from moonpool.vllm.save_planner import SavePlanner
 from moonpool.vllm.settings import Settings
 from moonpool.vllm.stats import Tally
 from moonpool.vllm.tracker import Tracker
+
+EARLY_MAX = 256
+"""Requests that are put off until the worker has said what its memory is like: the first step
+says it."""
 
 
 class SchedulerSide:
@@ -36,9 +41,11 @@ class SchedulerSide:
     ) -> None:
         """block_size: tokens in one of vLLM's blocks. The link must be started by the caller."""
         self._settings, self._facts, self._link = settings, namespace, link
+        self._order, self._epoch, self._ready = "", "", False
+        self._asked_early = 0
         self._block_size = block_size
         self.stride = stride_of(settings.object_tokens, block_size)
-        self.namespace = namespace.fingerprint()
+        self.namespace = namespace.with_payload("").fingerprint()
         self.tally = Tally()
         self.pins = PinBook(settings.pinned_blocks_ratio)
         self._courier = courier or Courier()
@@ -63,6 +70,7 @@ class SchedulerSide:
             decode=settings.save_decode,
             timeout_s=settings.save_timeout_s,
             pins=self.pins,
+            ready=lambda: self._ready,
             known=self._known,
             failed=self._failed,
             link=link,
@@ -73,14 +81,39 @@ class SchedulerSide:
         self._new_saves: list[SaveJob] = []
         self._gauges: dict[str, int] = {}
 
+    def worker_is(self, order: str) -> None:
+        """Take note that the worker is ready and has KV memory of this order; "": it is not.
+
+        Before the first time nothing is looked up, loaded or saved: the order is part of the
+        namespace.
+        """
+        self._ready = bool(order)
+        if not order or order == self._order:
+            return
+        self._order = order
+        facts = self._facts.with_payload(order)
+        self.namespace = facts.fingerprint(self._epoch)
+        logger.info("moonpool: namespace %s (%s)", self.namespace.hex(), facts.title)
+        logger.info("moonpool: engines share blocks if all of this is equal: %s", facts.describe())
+
     def on_new_request(self, request: Any) -> None:
         """Ask the pool about a request as soon as it arrives."""
+        tracker = self._track(request)
         # An engine that only saves asks as well: what is there need not be saved again.
-        self._loads.ask(self._track(request))
+        if self._ready:
+            self._loads.ask(tracker)
+
+    def is_early(self) -> bool:
+        """Whether to put a request off to the next step: the worker has not said yet what its
+        memory is like. Bounded."""
+        self._asked_early += not self._order
+        return not self._order and self._asked_early <= EARLY_MAX
 
     def matched_tokens(self, request: Any, local_tokens: int) -> int:
         """Return how many tokens past the engine's own hit a load can bring; 0 if none."""
         tracker = self._tracker(request)
+        if not self._ready:
+            return self._loads.matched(tracker, local_tokens, wanted=False)
         return self._loads.matched(tracker, local_tokens, wanted=self._settings.loads)
 
     def after_alloc(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
@@ -146,7 +179,8 @@ class SchedulerSide:
         The new epoch is random: two engines that were reset equally often need not have the same
         weights, so they must not meet again by counting.
         """
-        self.namespace = self._facts.fingerprint(secrets.token_hex(16))
+        self._epoch = secrets.token_hex(16)
+        self.namespace = self._facts.with_payload(self._order).fingerprint(self._epoch)
         self._known.clear()
         self._failed.clear()
         self._saves.reset()

@@ -31,7 +31,7 @@ class Settings:
     min_load_tokens: int = _key(
         0, values.number(0, 1 << 24), "hits shorter than this are recomputed; 0: one block"
     )
-    load_threads: int = _key(2, values.number(1, 64), "threads that load")
+    load_threads: int = _key(0, values.number(0, 64), "threads that load; 0: two, on a GPU four")
     save_threads: int = _key(2, values.number(1, 64), "threads that save")
     lookup_wait_ms: int = _key(
         20, values.number(0, 10_000), "longest wait for lookups in one step of the engine"
@@ -42,6 +42,14 @@ class Settings:
         0.2, values.fraction, "share of the KV cache that saves in progress may hold"
     )
     save_decode: bool = _key(True, values.boolean, "save what is generated, not only prompts")
+    mover: str = _key(
+        "auto",
+        values.one_of("auto", "process", "thread"),
+        "where bytes move: a process beside the engine, or its threads; auto: process on a GPU",
+    )
+    pack_blocks: bool = _key(
+        True, values.boolean, "ask vLLM to lay all layers of a block side by side in GPU memory"
+    )
     transports: tuple[str, ...] = _key(
         ("shm", "tcp"), values.choice_of("shm", "tcp"), "ways to a segment, the best first"
     )

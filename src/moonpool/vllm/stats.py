@@ -27,6 +27,7 @@ COUNTERS = {
     "save_blocks_deferred": "blocks whose save was put off because too many were pinned",
     "save_blocks_dropped": "blocks whose save was given up",
     "corrupt_objects": "objects whose bytes were not those that were saved",
+    "mover_failures": "times the process that moves bytes ended by itself or was ended",
     "errors": "exceptions kept from the engine",
 }
 GAUGES = {
@@ -71,6 +72,11 @@ class Tally:
             cells = self._data.setdefault(name, [0] * (len(BUCKETS_S) + 1) + [0.0])
             cells[bisect.bisect_left(BUCKETS_S, seconds)] += 1
             cells[-1] += seconds
+
+    def add(self, data: dict[str, Any]) -> None:
+        """Add what another process counted."""
+        with self._lock:
+            merge(self._data, data)
 
     def take(self) -> dict[str, Any]:
         """Return what was counted since the last call; empty when nothing was."""

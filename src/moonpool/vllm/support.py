@@ -7,7 +7,7 @@ from typing import Any
 from moonpool.errors import ConfigError
 from moonpool.vllm.log import logger
 
-OLDEST = (0, 29)
+OLDEST = (0, 24)
 
 
 def check_version(version: str) -> None:
@@ -93,12 +93,22 @@ def check_cache(kv_cache_config: Any, block_size: int) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse KV memory that this process cannot address."""
-    if device != "cpu":
+    """Refuse KV memory that neither this process nor a CUDA driver can address."""
+    if device not in ("cpu", "cuda"):
         raise _refusal(
             f"KV memory on {device}",
-            "the pool's transports reach host memory only",
-            "use a CPU build of vLLM for now",
+            "the pool reaches host memory and NVIDIA GPUs only",
+            "serve it without --kv-transfer-config",
+        )
+
+
+def check_mover(mover: str, device: str) -> None:
+    """Refuse a process that moves bytes which only the engine's process can address."""
+    if mover == "process" and device == "cpu":
+        raise _refusal(
+            "mover=process on a CPU",
+            "the KV memory is the engine's own",
+            "set mover to auto or thread",
         )
 
 

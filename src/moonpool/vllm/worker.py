@@ -1,25 +1,22 @@
-"""The worker's side: knows the engine's KV memory, runs loads and saves in the background."""
+"""The worker's side: knows the engine's KV memory, has loads and saves run in the background."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from moonpool.vllm import layout, support
+from moonpool.vllm.executor import Runner
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
-from moonpool.vllm.link import Clock, Link, Pool
-from moonpool.vllm.loads import Loader
+from moonpool.vllm.link import Clock
 from moonpool.vllm.log import logger
-from moonpool.vllm.saves import Fence, Saver
+from moonpool.vllm.runners import Marks, Place, Started, start
 from moonpool.vllm.scheduler import stride_of
 from moonpool.vllm.settings import Settings
 from moonpool.vllm.stats import Tally
 
-PAGE = 4096
+Starter = Callable[[Place], Started]
 
 
 class WorkerSide:
@@ -28,67 +25,92 @@ class WorkerSide:
     def __init__(
         self,
         settings: Settings,
-        opener: Callable[[], Pool],
+        name: str,
         num_blocks: int,
         block_size: int,
         layers: Sequence[str],
+        *,
+        ordered: bool = True,
+        starter: Starter = start,
         clock: Clock = time.monotonic,
     ) -> None:
-        """opener: connects to the pool; called in the background once the memory is known."""
-        self._settings, self._clock = settings, clock
+        """name: shown to people by the pool; ordered: whether the engine's blocks come free only
+        when no step can still write to them; starter: what makes the transfers run."""
+        self._settings, self._name, self._clock = settings, name, clock
         self._num_blocks, self._block_size, self._layers = num_blocks, block_size, list(layers)
         self._stride = stride_of(settings.object_tokens, block_size)
+        self._ordered, self._starter = ordered, starter
         self.tally = Tally()
-        self._link = Link(opener, settings.master, self._register, clock)
-        self._regions: list[tuple[int, int]] = []
-        self._scratch: list[int] = []
-        self._scratch_lock = threading.Lock()
-        self._scratch_memory: Any = None
-        self._loader: Loader | None = None
-        self._saver: Saver | None = None
-        self._new_fence: Callable[[], Fence | None] = lambda: None
-        self._ended_loads: list[LoadDone] = []
+        self.runner: Runner | None = None
+        self._marks: Marks | None = None
+        self._loads: dict[int, LoadJob] = {}
+        self._newest_load = self._newest_save = 0
+        self._ended: tuple[list[LoadDone], list[SaveDone]] = ([], [])
         self._bad_blocks: set[int] = set()
+        self._order = ""
+        self._told: str | None = None
 
     def register(self, caches: Mapping[str, Any]) -> None:
         """Take the engine's KV tensors, by layer; raises ConfigError for what cannot be used."""
-        device = str(caches[self._layers[0]].device.type)
+        tensor = caches[self._layers[0]]
+        device = str(tensor.device.type)
         support.check_device(device)
+        support.check_mover(self._settings.mover, device)
         table = layout.probe(caches, self._layers, self._num_blocks, self._block_size)
+        object_bytes = table.block_bytes * self._stride
         logger.info(
-            "moonpool: %d layers, %d B a block in %d pieces, %d B an object",
+            "moonpool: %d layers, %d B a block in %d pieces (order %s), %d B an object",
             len(self._layers),
             table.block_bytes,
             len(table.bases),
-            table.block_bytes * self._stride,
+            table.order,
+            object_bytes,
         )
-        self._make_scratch(self._settings.load_threads, table.block_bytes * self._stride)
-        self._regions += table.storages
-        self._make_executors(table)
-        self._link.start()
+        place = Place(
+            self._settings, self._name, table, object_bytes, tensor.device, self.tally, self._clock
+        )
+        started = self._starter(place)
+        self.runner, self._marks = started.runner, started.marks
+        self._order = table.order
 
-    def set_fence(self, new_fence: Callable[[], Fence | None]) -> None:
-        """Set what makes a fence after a step: none on the CPU, an event elsewhere."""
-        self._new_fence = new_fence
+    def before_step(self, loads: bool) -> None:
+        """Note what is launched before this step, if it begins loads that must come after it."""
+        if loads and not self._ordered and self._marks is not None:
+            self._marks.before_loads()
 
     def start_loads(self, jobs: Sequence[LoadJob]) -> None:
-        """Begin loads."""
-        if self._loader is not None:
-            for job in jobs:
-                self._loader.submit(job)
+        """Begin loads; jobs that were seen before are ignored."""
+        new = [job for job in jobs if job.generation > self._newest_load]
+        if not new or self.runner is None:
+            return
+        self._newest_load = max(job.generation for job in new)
+        self._loads |= {job.generation: job for job in new}
+        self.runner.load(new, self._marks.loads if self._marks is not None else None)
 
     def start_saves(self, jobs: Sequence[SaveJob]) -> None:
         """Begin saves of blocks that this step computed; the step's kernels are launched."""
-        if self._saver is not None and jobs:
-            self._saver.submit(list(jobs), self._new_fence())
+        new = [job for job in jobs if job.job_id > self._newest_save]
+        if not new or self.runner is None:
+            return
+        self._newest_save = max(job.job_id for job in new)
+        self.runner.save(new, self._marks.saves() if self._marks is not None else None)
 
     def finished_loads(self) -> set[str]:
         """Return the requests whose loads ended; their failed blocks are in ``take_bad_blocks``."""
-        if self._loader is None:
+        if self.runner is None:
             return set()
-        ended, requests, bad = self._loader.take_ended()
-        self._ended_loads += ended
-        self._bad_blocks |= bad
+        loads, saves = self.runner.take()
+        requests: set[str] = set()
+        for done in loads:
+            job = self._loads.pop(done.generation, None)
+            if job is None:
+                continue
+            requests.add(job.request_id)
+            self._ended[0].append(done)
+            bad = job.ids_from(done.good_blocks)
+            self.tally.count("recomputed_blocks", len(bad))
+            self._bad_blocks.update(bad)
+        self._ended[1].extend(saves)
         return requests
 
     def take_bad_blocks(self) -> set[int]:
@@ -98,48 +120,19 @@ class WorkerSide:
 
     def take_results(self) -> tuple[list[LoadDone], list[SaveDone]]:
         """Return the results for the scheduler's side."""
-        loads, self._ended_loads = self._ended_loads, []
-        return loads, self._saver.take_ended() if self._saver is not None else []
+        ended, self._ended = self._ended, ([], [])
+        return ended
+
+    def take_order(self) -> str | None:
+        """Return the payload's order if the worker has become ready, "" if it is not ready any
+        more, None if nothing has changed since the last call."""
+        now = self._order if self.runner is not None and self.runner.ready else ""
+        if now == self._told:
+            return None
+        self._told = now
+        return now
 
     def shutdown(self) -> None:
-        """Stop threads, then close the pool: nothing touches the memory afterwards. Idempotent."""
-        if self._loader is not None:
-            self._loader.close()
-        if self._saver is not None:
-            self._saver.close()
-        self._link.close()
-
-    def _make_executors(self, table: layout.RegionTable) -> None:
-        settings = self._settings
-        self._loader = Loader(
-            table,
-            self._link,
-            self._next_scratch,
-            threads=settings.load_threads,
-            timeout_s=settings.load_timeout_s,
-            tally=self.tally,
-            clock=self._clock,
-        )
-        self._saver = Saver(
-            table,
-            self._link,
-            threads=settings.save_threads,
-            timeout_s=settings.save_timeout_s,
-            tally=self.tally,
-            clock=self._clock,
-        )
-
-    def _register(self, pool: Pool) -> None:
-        for address, nbytes in self._regions:
-            pool.register_memory(address, nbytes)
-
-    def _make_scratch(self, threads: int, object_bytes: int) -> None:
-        size = -(-object_bytes // PAGE) * PAGE
-        self._scratch_memory = np.empty(threads * size + PAGE, np.uint8)
-        base = -(-self._scratch_memory.ctypes.data // PAGE) * PAGE
-        self._scratch = [base + n * size for n in range(threads)]
-        self._regions.append((base, threads * size))
-
-    def _next_scratch(self) -> int:
-        with self._scratch_lock:
-            return self._scratch.pop()
+        """Stop; nothing touches the engine's memory afterwards. Idempotent."""
+        if self.runner is not None:
+            self.runner.close()

@@ -25,7 +25,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from moonpool.client.store import Store
-from moonpool.vllm import connector
+from moonpool.vllm import pools
 
 BLOCK = 32
 OBJECT = 64
@@ -82,7 +82,7 @@ class Engine:
 
     def __init__(self, model: Path, store: Any, **options: Any) -> None:
         self.pool = Faulty(store)
-        connector.open_pool = lambda *_: self.pool
+        pools.open_pool = lambda *_: self.pool
         transfer = options.pop("transfer", None) or {
             "kv_connector": "MoonpoolConnector",
             "kv_role": "kv_both",
@@ -171,7 +171,7 @@ class Engine:
 
     def connected(self) -> bool:
         """Whether both sides use the pool now."""
-        return self.side._link.get() is not None and self.worker._link.get() is not None
+        return self.side._link.get() is not None and self.worker.runner.link.get() is not None
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -205,7 +205,7 @@ def facts(engine: Engine) -> Findings:
     seconds = {m.name: m for m in engine.llm.get_metrics()}["vllm:moonpool_load_seconds"]
     return {
         "recompute": engine.scheduler.recompute_kv_load_failures,
-        "delivery": engine.scheduler.requires_kv_delivery,
+        "delivery": getattr(engine.scheduler, "requires_kv_delivery", False),
         "hash": kv_cache_utils.hash_block_tokens(sha256, None, tokens, None).hex(),
         "counted": {name: _metric(engine, name) for name in names},
         "load_seconds": seconds.count,

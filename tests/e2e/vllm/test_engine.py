@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.vllm.conftest import Findings
+from tests.e2e.vllm.conftest import NEW, Findings
 from tests.e2e.vllm.logprobs import difference
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -100,6 +100,8 @@ def test_vllm_is_told_to_recompute_and_not_to_wait_for_saves(plain: Findings) ->
 
 
 def test_vllms_block_hash_is_the_documented_one(plain: Findings) -> None:
+    if not NEW:
+        pytest.skip("before vLLM 0.29 it depends on PYTHONHASHSEED")
     expected = "0db0828314ff9bb9ee27d0d4170d37d870c6cf026ce2a408f9f9cb4e7e05d524"
     assert plain["facts"]["hash"] == expected
 

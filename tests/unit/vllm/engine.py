@@ -14,6 +14,8 @@ import numpy as np
 from moonpool.core.keys import pack
 from moonpool.transport.base import I64
 from moonpool.vllm import settings
+from moonpool.vllm.executor import Executor
+from moonpool.vllm.executor import Memory as ProcessMemory
 from moonpool.vllm.jobs import LoadDone, SaveDone
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Link
@@ -81,6 +83,7 @@ class SchedulerOnly:
             self.clock,
         )
         self.side.pins.bind(self.block_pool, STRIDE)
+        self.side.worker_is("LC")
 
     def key(self, block_hash: bytes) -> bytes:
         return pack(block_hash[:16], self.side.namespace)
@@ -122,8 +125,7 @@ class Engine(SchedulerOnly):
         super().__init__(blocks=blocks, pool=pool, **changes)
         self.memory = Memory(blocks)
         chosen = make_settings(**changes)
-        self.worker = WorkerSide(chosen, lambda: self.pool, blocks, BLOCK, ["l0", "l1"], self.clock)
-        self.worker_link: Link = self.worker._link
+        self.worker = WorkerSide(chosen, "test", blocks, BLOCK, ["l0", "l1"], clock=self.clock)
         self._start_worker(chosen)
         self.tables: dict[str, list[int]] = {}
         self.waiting: set[str] = set()
@@ -134,11 +136,24 @@ class Engine(SchedulerOnly):
 
     def _start_worker(self, chosen: settings.Settings) -> None:
         worker, table = self.worker, self.memory.table
-        worker._make_scratch(chosen.load_threads, table.block_bytes * STRIDE)
-        worker._regions += table.storages
-        worker._make_executors(table)
-        error = worker._link._open_once()
-        assert error is None
+        size = table.block_bytes * STRIDE
+        self.scratch = np.empty((chosen.load_threads or 2, size), np.uint8)
+        addresses = [int(row.ctypes.data) for row in self.scratch]
+        executor = Executor(
+            chosen,
+            ProcessMemory(
+                table,
+                (*table.storages, (addresses[0], self.scratch.nbytes)),
+                tuple(addresses),
+            ),
+            lambda: self.pool,
+            device="cpu",
+            tally=worker.tally,
+            clock=self.clock,
+        )
+        worker.runner = executor
+        self.worker_link: Link = executor.link
+        assert executor.link._open_once() is None
 
     def close(self) -> None:
         self.worker.shutdown()

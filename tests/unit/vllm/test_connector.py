@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moonpool.errors import ConfigError
-from moonpool.vllm import layout, plugin
+from moonpool.vllm import layout, plugin, pools
 from tests.unit.vllm.engine import truth
 from tests.unit.vllm.fakes import FakeBlockPool, FakePool, FakeRequest
 from tests.unit.vllm.test_namespace import HfConfig
@@ -73,7 +73,7 @@ def make(connector: ModuleType, pool: FakePool, monkeypatch: pytest.MonkeyPatch)
     from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
     plugin.register()
-    monkeypatch.setattr(connector, "open_pool", lambda *_: pool)
+    monkeypatch.setattr(pools, "open_pool", lambda *_: pool)
     made: list[Any] = []
 
     def build(role: str, config: Bag | None = None) -> Any:
@@ -91,7 +91,8 @@ def make(connector: ModuleType, pool: FakePool, monkeypatch: pytest.MonkeyPatch)
 class Both:
     """A scheduler's and a worker's connector with KV tensors, stepped as vLLM does."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: Make, *, told: bool = True) -> None:
+        """told: whether a step has told the scheduler what the worker's memory is like."""
         import torch
 
         self.config = vllm_config()
@@ -105,7 +106,11 @@ class Both:
         self.blocks = FakeBlockPool(BLOCKS)
         self.scheduler.bind_gpu_block_pool(self.blocks)
         self.tables: dict[str, list[int]] = {}
-        _until(lambda: self.scheduler._scheduler._link.get() and self.worker._worker._link.get())
+        _until(
+            lambda: self.scheduler._scheduler._link.get() and self.worker._worker.runner.link.get()
+        )
+        if told:
+            self.step({})
 
     def write(self, block: int, block_hash: bytes) -> None:
         content = truth(block_hash).view(np.float32).reshape(LAYERS, BLOCK, 4)
@@ -378,8 +383,14 @@ def test_vllms_own_views_are_read_right(connector: ModuleType, name: str, split:
         raw.numpy().tobytes()[a - raw.data_ptr() : a - raw.data_ptr() + n]
         for a, n in zip(pieces.addresses.tolist(), pieces.lengths.tolist(), strict=True)
     )
-    expected = [view.unflatten(0, (5, split))[3].transpose(0, 1).reshape(-1) for view in views]
-    assert np.frombuffer(content, np.float32).tolist() == torch.cat(expected).tolist()
+    block = torch.stack([view.unflatten(0, (5, split))[3] for view in views])
+    # Here [layer, part, head, token, content]; the table names the payload's order.
+    axes = ["LSHNC".index(letter) for letter in table.order if letter in "LSHNC"]
+    # A part that is next to the tokens is not named, nor is what there is one of.
+    if 1 not in axes:
+        axes.insert(axes.index(3), 1)
+    expected = block.permute(*axes).reshape(-1)
+    assert np.frombuffer(content, np.float32).tolist() == expected.tolist()
 
 
 def test_pins_in_vllms_own_block_pool(connector: ModuleType) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moonpool.errors import ConfigError
-from moonpool.vllm import layout
+from moonpool.vllm import compat, layout
 from moonpool.vllm.layout import RegionTable
 
 torch = pytest.importorskip("torch")
@@ -66,31 +66,139 @@ def read(table: RegionTable, blocks: list[int]) -> np.ndarray:
     return np.frombuffer(b"".join(parts), np.float32)
 
 
+def payload(block: int, order: str, kernel_split: int = 1) -> list[float]:
+    """A block's content in the order that a table names."""
+    size = LAYERS * HEADS * TOKENS * CONTENT
+    logical = np.arange(block * size, (block + 1) * size, dtype=np.float32)
+    shaped = logical.reshape(LAYERS, HEADS, kernel_split, TOKENS // kernel_split, CONTENT)
+    axes = ["LHSNC".index(letter) for letter in order if letter in "LHSNC"]
+    axes += [at for at in range(5) if at not in axes]
+    return shaped.transpose(axes).ravel().tolist()
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_payload_is_the_same_whatever_the_layout(name: str) -> None:
+def test_the_payload_is_in_the_order_that_the_table_names(name: str) -> None:
     table = probe(cache := make(name))
     size = LAYERS * HEADS * TOKENS * CONTENT
     assert table.block_bytes == size * 4
-    expected = np.concatenate([np.arange(b * size, (b + 1) * size) for b in (4, 0, 2)])
-    assert read(table, [4, 0, 2]).tolist() == expected.tolist()
+    expected = [value for b in (4, 0, 2) for value in payload(b, table.order)]
+    assert read(table, [4, 0, 2]).tolist() == expected
     assert len(table.storages) == 1
     del cache
 
 
 @pytest.mark.parametrize(
-    ("name", "pieces"),
-    [("LBHNC", LAYERS), ("LHBNC", LAYERS * HEADS), ("BLHNC", 1), ("BHLNC", LAYERS * HEADS)],
+    ("name", "order", "pieces"),
+    [
+        ("LBHNC", "LHNC", LAYERS),
+        ("LBNHC", "LNHC", LAYERS),
+        ("LHBNC", "LHNC", LAYERS * HEADS),
+        ("BLHNC", "LHNC", 1),
+        ("BLNHC", "LNHC", 1),
+        ("BHLNC", "HLNC", 1),
+    ],
 )
-def test_runs_are_as_long_as_the_layout_allows(name: str, pieces: int) -> None:
+def test_runs_are_as_long_as_the_layout_allows(name: str, order: str, pieces: int) -> None:
+    """Engines share where their orders are equal, however far apart their blocks lie."""
     cache = make(name)
-    assert len(probe(cache).bases) == pieces
+    table = probe(cache)
+    assert (table.order, len(table.bases)) == (order, pieces)
+
+
+# How vLLM before 0.29 makes them: the sizes it calls a layer by, and their order in memory.
+OLD = {
+    "FlashAttention, NHD": ((BLOCKS, 2, TOKENS, HEADS, CONTENT), (0, 1, 2, 3, 4), "LKNHD"),
+    "FlashAttention, HND": ((BLOCKS, 2, TOKENS, HEADS, CONTENT), (0, 1, 3, 2, 4), "LKHND"),
+    "keys first": ((2, BLOCKS, TOKENS, HEADS, CONTENT), (0, 1, 2, 3, 4), "LKNHD"),
+    "FlashAttention 0.26": ((BLOCKS, HEADS, TOKENS, CONTENT), (0, 2, 1, 3), "LNHC"),
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_layers_of_their_own_before_0_29(name: str) -> None:
+    sizes, memory_order, order = OLD[name]
+    tensors = {}
+    for layer in range(LAYERS):
+        physical = torch.arange(int(np.prod(sizes)), dtype=torch.float32) + 1000 * layer
+        shaped = physical.view([sizes[dim] for dim in memory_order])
+        tensors[f"model.layers.{layer}.attn"] = shaped.permute(
+            *(memory_order.index(dim) for dim in range(len(sizes)))
+        )
+    table = layout.probe(tensors, list(tensors), BLOCKS, TOKENS)
+    assert table.order == order
+    assert len(table.bases) == LAYERS * (2 if name == "keys first" else 1)
+    blocks = sizes.index(BLOCKS)
+    expected = [
+        value
+        for tensor in tensors.values()
+        for value in tensor.select(blocks, 3)
+        .permute(*(d - (d > blocks) for d in memory_order if d != blocks))
+        .reshape(-1)
+        .tolist()
+    ]
+    assert read(table, [3]).tolist() == expected
+
+
+class CrossNHD:
+    """As FlashAttention of vLLM 0.24 says it; the sizes in memory are [B, L, 2, N, H, D]."""
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        return (1, 0, 2, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
+
+
+class CrossHND:
+    """The sizes in memory are [B, H, L, 2, N, D]."""
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        return (1, 4, 0, 2, 3, 5) if include_num_layers_dimension else (0, 1, 3, 2, 4)
+
+
+class Plain:
+    """A backend that knows nothing of layers."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "order", "pieces"),
+    [(CrossNHD, "LKNHD", 1), (CrossHND, "HLKND", 1), (Plain, "LKNHD", LAYERS)],
+)
+def test_a_tensor_of_all_layers_before_0_29(backend: type, order: str, pieces: int) -> None:
+    sizes = (LAYERS, BLOCKS, 2, TOKENS, HEADS, CONTENT)
+    ask = getattr(backend, "get_kv_cache_stride_order", None)
+    memory_order = ask(include_num_layers_dimension=True) if ask else tuple(range(6))
+    raw = torch.arange(int(np.prod(sizes)), dtype=torch.float32)
+    raw = raw.view([sizes[dim] for dim in memory_order])
+    names = [f"model.layers.{n}.attn" for n in range(LAYERS)]
+    table = layout.probe(compat.layers_of(raw, backend, names), names, BLOCKS, TOKENS)
+    assert (table.order, len(table.bases)) == (order, pieces)
+    block = raw.select(memory_order.index(1), 2)
+    assert read(table, [2]).tolist() == block.reshape(-1).tolist()
+
+
+def test_layers_packed_into_a_block_are_one_run() -> None:
+    """vLLM 0.24 with ``block_stride``: each layer a slice of the block's row."""
+    page = 2 * TOKENS * HEADS * CONTENT
+    raw = torch.arange(BLOCKS * LAYERS * page, dtype=torch.float32)
+    rows = raw.view(BLOCKS, LAYERS * page)
+    tensors = {
+        f"model.layers.{n}.attn": rows[:, n * page : (n + 1) * page].view(
+            BLOCKS, 2, TOKENS, HEADS, CONTENT
+        )
+        for n in range(LAYERS)
+    }
+    table = layout.probe(tensors, list(tensors), BLOCKS, TOKENS)
+    assert (table.order, len(table.bases)) == ("LKNHD", 1)
+    assert read(table, [4]).tolist() == rows[4].tolist()
 
 
 @pytest.mark.parametrize("name", ["LBHNC", "LBNHC"])
 def test_blocks_that_the_kernel_splits_are_put_together(name: str) -> None:
     cache = make(name, kernel_split=2)
-    size = LAYERS * HEADS * TOKENS * CONTENT
-    assert read(probe(cache), [1]).tolist() == list(range(size, 2 * size))
+    table = probe(cache)
+    assert table.order == {"LBHNC": "LS2HNC", "LBNHC": "LNHC"}[name]
+    split = 2 if "S2" in table.order else 1
+    assert read(table, [1]).tolist() == payload(1, table.order, split)
 
 
 @pytest.mark.parametrize("name", ["LBHNC", "LBNHC", "BLHNC", "BLNHC"])
@@ -100,7 +208,7 @@ def test_the_padding_of_a_page_is_not_part_of_the_payload(name: str) -> None:
     table = probe(cache)
     size = LAYERS * HEADS * TOKENS * CONTENT
     assert table.block_bytes == size * 4
-    assert read(table, [3]).tolist() == list(range(3 * size, 4 * size))
+    assert read(table, [3]).tolist() == payload(3, table.order)
 
 
 def test_layers_come_in_the_order_of_their_numbers() -> None:
@@ -131,7 +239,7 @@ def test_overlaid_rows_are_refused() -> None:
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ((2, BLOCKS, TOKENS, HEADS, CONTENT), "shape"),
+        ((3, BLOCKS, TOKENS, HEADS, CONTENT), "shape"),
         ((BLOCKS, TOKENS, CONTENT), "shape"),
         ((BLOCKS + 1, HEADS, TOKENS, CONTENT), "shape"),
         ((BLOCKS, HEADS, TOKENS // 2, CONTENT), "states in a block"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -136,11 +137,12 @@ def test_a_save_past_its_deadline_is_dropped(bench: Bench) -> None:
 def test_a_save_waits_for_the_step_to_be_computed(bench: Bench) -> None:
     computed = threading.Event()
 
-    class Fence:
-        def synchronize(self) -> None:
-            assert computed.wait(20)
+    @contextlib.contextmanager
+    def fence() -> Iterator[None]:
+        assert computed.wait(20)
+        yield
 
-    bench.saver.submit([bench.job(4)], Fence())
+    bench.saver.submit([bench.job(4)], fence)
     assert bench.pool.puts == 0
     computed.set()
     assert bench.wait()[0].codes == (0, 0)

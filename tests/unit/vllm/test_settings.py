@@ -45,8 +45,9 @@ def test_the_address_comes_from_the_nearest_source(tmp_path: Path) -> None:
     ("extra", "words"),
     [
         ({"object_token": 256}, ["object_token", "did you mean object_tokens?", "lookup_wait_ms"]),
-        ({"load_threads": 0}, ["load_threads", "0", "1 to 64"]),
-        ({"load_threads": "many"}, ["load_threads", "many", "1 to 64"]),
+        ({"save_threads": 0}, ["save_threads", "0", "1 to 64"]),
+        ({"mover": "fork"}, ["mover", "fork", "one of auto, process, thread"]),
+        ({"load_threads": "many"}, ["load_threads", "many", "0 to 64"]),
         ({"pinned_blocks_ratio": 1.5}, ["pinned_blocks_ratio", "1.5", "0.0 to 1.0"]),
         ({"save_decode": "perhaps"}, ["save_decode", "perhaps", "true or false"]),
         ({"load_timeout_s": float("nan")}, ["load_timeout_s", "seconds"]),

@@ -63,6 +63,7 @@ def test_a_plain_model_is_accepted() -> None:
     support.check_cache(cache(spec()), 32)
     support.check_cache(cache(Bag(kv_cache_specs={"a": spec(), "b": spec(head_size=64)})), 32)
     support.check_device("cpu")
+    support.check_device("cuda")
 
 
 @pytest.mark.parametrize(
@@ -81,19 +82,28 @@ def test_other_caches_are_refused(specs: tuple[object, ...], words: str) -> None
         support.check_cache(cache(*specs), 32)
 
 
-def test_memory_that_is_not_the_hosts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="KV memory on cuda"):
-        support.check_device("cuda")
+def test_memory_that_nobody_can_reach_is_refused() -> None:
+    with pytest.raises(ConfigError, match="KV memory on xpu"):
+        support.check_device("xpu")
 
 
-@pytest.mark.parametrize("version", ["0.29.0", "0.32.0+cpu", "0.33.1", "1.0.0", "0.1.dev1+g1234"])
+def test_a_process_cannot_move_what_is_the_engines_own() -> None:
+    with pytest.raises(ConfigError, match=r"mover=process on a CPU.*set mover"):
+        support.check_mover("process", "cpu")
+    support.check_mover("process", "cuda")
+    support.check_mover("thread", "cpu")
+
+
+@pytest.mark.parametrize(
+    "version", ["0.24.0", "0.29.0", "0.32.0+cpu", "0.33.1", "1.0.0", "0.1.dev1+g1234"]
+)
 def test_supported_versions(version: str) -> None:
     support.check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.28.1", "0.9.2", "0.20.0+cpu"])
+@pytest.mark.parametrize("version", ["0.23.1", "0.9.2", "0.20.0+cpu"])
 def test_older_versions_are_refused(version: str) -> None:
-    with pytest.raises(ConfigError, match=r"vLLM.*install vLLM 0\.29"):
+    with pytest.raises(ConfigError, match=r"vLLM.*install vLLM 0\.24"):
         support.check_version(version)
 
 
