@@ -136,6 +136,10 @@ class Driver(Protocol):
         """Give back what ``memory_alloc`` returned."""
         ...
 
+    def is_gpu_memory(self, address: int) -> bool:
+        """Tell whether an address is one of GPU memory; any other is the host's."""
+        ...
+
     def address_range(self, address: int) -> tuple[int, int]:
         """Return the first address and the bytes of the allocation that holds an address."""
         ...

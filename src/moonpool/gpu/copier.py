@@ -35,7 +35,8 @@ _after: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("after"
 
 class CudaCopier:
     """Copies between a GPU's memory and host memory: mapped segments are pinned in the
-    background, and the GPU's copy engines then move the bytes without a step between.
+    background, and the GPU's copy engines then move the bytes without a step between. The pieces
+    of a call are all in GPU memory, or all in the host's, as those of a store's plain verbs are.
 
     device: the GPU's number or UUID, None for the driver's. staging_bytes: pinned memory for what
     is not pinned (yet) and for what passes through sockets. pin_chunk_bytes, pin_bytes_max: see
@@ -96,6 +97,9 @@ class CudaCopier:
 
     def scatter(self, sources: U64, memory: Pieces) -> None:
         """Copy each object from its host address to its pieces."""
+        if not self._is_gpu_memory(memory):
+            copy.scatter(sources, memory)
+            return
         sizes = memory.sizes()
         with self._held(sources, sizes) as pinned, self._lanes.lane(_after.get()) as lane:
             for first, last in streams.steps(sizes, LOAD_STEP_BYTES):
@@ -109,6 +113,8 @@ class CudaCopier:
 
     def gather(self, memory: Pieces, targets: U64) -> U64:
         """Copy each object's pieces to its host address; return xxh3_64 of each, (n,)."""
+        if not self._is_gpu_memory(memory):
+            return copy.gather(memory, targets)
         sizes = memory.sizes()
         hashing = _Hashing(self._hashers, self._hash_threads, targets, sizes)
         queued: deque[tuple[int, int, int]] = deque()
@@ -130,6 +136,10 @@ class CudaCopier:
         finally:
             hashing.finish()
         return hashing.sums
+
+    def _is_gpu_memory(self, memory: Pieces) -> bool:
+        first, last = int(memory.starts[0]), int(memory.starts[-1])
+        return first < last and self.driver.is_gpu_memory(int(memory.addresses[first]))
 
     def _held(self, host: U64, sizes: U64) -> AbstractContextManager[Pinned]:
         if not len(host):

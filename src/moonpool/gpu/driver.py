@@ -22,6 +22,7 @@ _HOST_PORTABLE = 1
 _IPC_LAZY_PEER_ACCESS = 1
 _SOURCE_IN_STREAM_ORDER, _SOURCE_ANY_ORDER = 1, 3
 _NOT_READY = 600
+_ATTRIBUTE_MEMORY_TYPE, _MEMORY_TYPE_DEVICE = 2, 2
 _BATCH_SINCE, _BATCH_V2_SINCE = 12_080, 13_000
 
 _P, _N, _I, _U = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint
@@ -83,6 +84,7 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cuMemAlloc_v2": (_P, _N),
     "cuMemFree_v2": (_A,),
     "cuMemGetAddressRange_v2": (_P, _P, _A),
+    "cuPointerGetAttribute": (_P, _I, _A),
     "cuIpcGetMemHandle": (_P, _A),
     "cuIpcOpenMemHandle_v2": (_P, _Handle, _U),
     "cuIpcCloseMemHandle": (_A,),
@@ -309,6 +311,15 @@ class CudaDriver:
     def memory_free(self, address: int) -> None:
         self._enter()
         self._call("cuMemFree_v2", address)
+
+    def is_gpu_memory(self, address: int) -> bool:
+        self._enter()
+        kind = ctypes.c_uint()
+        code = self._functions["cuPointerGetAttribute"](
+            ctypes.byref(kind), _ATTRIBUTE_MEMORY_TYPE, address
+        )
+        # What the driver does not know is ordinary host memory.
+        return code == 0 and kind.value == _MEMORY_TYPE_DEVICE
 
     def address_range(self, address: int) -> tuple[int, int]:
         self._enter()

@@ -260,6 +260,9 @@ class FakeDriver:
     def memory_free(self, address: int) -> None:
         del self._memories[address]
 
+    def is_gpu_memory(self, address: int) -> bool:
+        return address >= FAR
+
     def address_range(self, address: int) -> tuple[int, int]:
         for base, memory in self._memories.items():
             if base <= address < base + memory.nbytes:

@@ -12,6 +12,7 @@ import xxhash
 from moonpool.gpu import copier as module
 from moonpool.gpu.base import GpuError
 from moonpool.gpu.copier import CudaCopier
+from moonpool.transport import copy
 from moonpool.transport.base import Pieces
 
 from .fake import FakeDriver
@@ -208,3 +209,18 @@ def test_another_gpu_is_refused(driver: FakeDriver) -> None:
     with pytest.raises(GpuError):
         CudaCopier(driver, "GPU-other")
     CudaCopier(driver, driver.uuid()).close()
+
+
+def test_host_memory_goes_the_host_s_way(copier: CudaCopier, driver: FakeDriver) -> None:
+    """A store's plain verbs have buffers of their callers."""
+    host = Host(1 << 20)
+    pieces = copy.whole(host.places([5000] * 3), np.full(3, 5000, np.uint64))
+    host.view[:20_000] = np.random.default_rng(1).integers(0, 256, 20_000)
+    expected = [host.payload(at, 5000) for at in pieces.addresses.tolist()]
+    away = host.places([5000] * 3, first=100_000)
+    sums = copier.gather(pieces, away)
+    assert sums.tolist() == [xxhash.xxh3_64_intdigest(payload) for payload in expected]
+    host.view[:20_000] = 0
+    copier.scatter(away, pieces)
+    assert [host.payload(at, 5000) for at in pieces.addresses.tolist()] == expected
+    assert driver.copied == []

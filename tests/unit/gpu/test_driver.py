@@ -92,6 +92,9 @@ class Library:
     def _cuMemHostAlloc(self, out: int, nbytes: int, flags: int) -> None:
         store(out, ctypes.c_void_p, 0x7F00_0000_0000 + flags)
 
+    def _cuPointerGetAttribute(self, out: int, attribute: int, address: int) -> None:
+        store(out, ctypes.c_uint, 1 + (attribute == 2 and address > 1 << 40))
+
     def _cuMemGetAddressRange_v2(self, base: int, nbytes: int, address: int) -> None:
         store(base, ctypes.c_uint64, address & ~0xFFFFF)
         store(nbytes, ctypes.c_size_t, 1 << 20)
@@ -213,6 +216,9 @@ def test_memory_is_described() -> None:
     driver = CudaDriver(Library())
     assert driver.host_alloc(10) == 0x7F00_0000_0001
     assert driver.address_range(0x1234_5678) == (0x1230_0000, 1 << 20)
+    assert driver.is_gpu_memory(1 << 45)
+    assert not driver.is_gpu_memory(1 << 30)
+    assert not CudaDriver(Library(cuPointerGetAttribute=1)).is_gpu_memory(1 << 45)
 
 
 def test_events_sleep_and_may_be_shared() -> None:
