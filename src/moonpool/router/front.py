@@ -23,8 +23,6 @@ from moonpool.router.policy import Instance, Policy, RoundRobin, RoutedRequest
 ATTEMPTS_MAX = 3
 CONNECT_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 600.0
-COOLDOWN_S = 0.5
-COOLDOWN_MAX_S = 10.0
 BODY_BYTES_MAX = 64 << 20
 IN_FLIGHT_MAX = 4096
 
@@ -153,7 +151,7 @@ class Front:
     ) -> web.StreamResponse:
         tried: list[Instance] = []
         while len(tried) < ATTEMPTS_MAX and (candidates := self._candidates(tried)):
-            instance = self._policy.choose(routed, candidates)
+            instance = self._policy.choose(routed, candidates).serve
             tried.append(instance)
             try:
                 return await self._attempt(request, routed, instance)
@@ -172,9 +170,7 @@ class Front:
 
     def _note_failure(self, instance: Instance) -> None:
         self.metrics.retries.labels(instance.url).inc()
-        cooldown_s = min(COOLDOWN_MAX_S, COOLDOWN_S * 2 ** min(instance.failures, 8))
-        instance.failures += 1
-        instance.down_until = self._clock() + cooldown_s
+        instance.circuit.failure(self._clock())
 
     async def _attempt(
         self, request: web.Request, routed: RoutedRequest, instance: Instance
@@ -183,7 +179,7 @@ class Front:
         try:
             async with await self._send(request, routed, instance) as upstream:
                 first = await _read(upstream)
-                instance.failures, instance.down_until = 0, 0.0
+                instance.circuit.success()
                 self.metrics.first_byte_seconds.observe(self._clock() - routed.arrived_s)
                 self.metrics.requests.labels(instance.url, str(upstream.status)).inc()
                 return await self._pass_on(request, instance, upstream, first)

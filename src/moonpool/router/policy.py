@@ -1,54 +1,93 @@
-"""Which instance gets a request."""
+"""Which instance gets a request: the simple policies, and all of them by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from moonpool.errors import ConfigError
+from moonpool.router.index import PrefixIndex
+from moonpool.router.instance import Instance, Plan
+from moonpool.router.prompt import RoutedRequest
 
-@dataclass(slots=True)
-class Instance:
-    """One engine behind the front.
-
-    ``down_until`` is the monotonic time before which it is passed over, after ``failures``
-    connections in a row that could not be made.
-    """
-
-    url: str
-    in_flight: int = 0
-    failures: int = 0
-    down_until: float = 0.0
-
-    def is_up(self, now: float) -> bool:
-        """Return whether the instance should be asked at ``now``."""
-        return now >= self.down_until
-
-
-@dataclass(frozen=True, slots=True)
-class RoutedRequest:
-    """What a policy may look at. ``arrived_s`` is a time of the front's clock."""
-
-    path: str
-    body: bytes = field(repr=False)
-    arrived_s: float
+__all__ = [
+    "NAMES", "Instance", "LeastLoaded", "Plan", "Policy", "RoundRobin", "RoutedRequest", "create",
+]  # fmt: skip
 
 
 class Policy(Protocol):
-    """Chooses among instances that are up; called once for each attempt."""
+    """Chooses among instances that are up; called once for each attempt.
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[Instance]) -> Instance:
-        """Return one of the candidates; there is always at least one."""
+    needs_prompt: whether ``request.prompt`` must be filled in; needs_pool: ``pool_tokens`` too.
+    """
+
+    needs_prompt: bool
+    needs_pool: bool
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[Instance]) -> Plan:
+        """Return a plan with one of the candidates; there is always at least one."""
+
+    def sent(self, request: RoutedRequest, plan: Plan) -> None:
+        """Note that the plan is carried out."""
 
 
 class RoundRobin:
     """Each request to the next instance, whatever it asks."""
 
+    needs_prompt = False
+    needs_pool = False
+
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[Instance]) -> Instance:
+    def choose(self, request: RoutedRequest, candidates: Sequence[Instance]) -> Plan:
         """Return the candidate whose turn it is."""
         chosen = candidates[self._turn % len(candidates)]
         self._turn += 1
-        return chosen
+        return Plan(chosen)
+
+    def sent(self, request: RoutedRequest, plan: Plan) -> None:
+        """Note nothing."""
+
+
+class LeastLoaded:
+    """Each request to the instance with the fewest in flight; of several, in turn."""
+
+    needs_prompt = False
+    needs_pool = False
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[Instance]) -> Plan:
+        """Return the candidate with the fewest requests in flight."""
+        self._turn += 1
+        fewest = min(candidate.in_flight for candidate in candidates)
+        idle = [each for each in candidates if each.in_flight == fewest]
+        return Plan(idle[self._turn % len(idle)])
+
+    def sent(self, request: RoutedRequest, plan: Plan) -> None:
+        """Note nothing."""
+
+
+def _makers() -> dict[str, Callable[[PrefixIndex], Policy]]:
+    from moonpool.router.prefix import PrefixPolicy
+    from moonpool.router.session import SessionHash
+
+    return {
+        "prefix": PrefixPolicy,
+        "session": lambda _: SessionHash(),
+        "least_loaded": lambda _: LeastLoaded(),
+        "round_robin": lambda _: RoundRobin(),
+    }
+
+
+NAMES = ("prefix", "session", "least_loaded", "round_robin")
+
+
+def create(name: str, index: PrefixIndex) -> Policy:
+    """Return the policy of that name; raise ConfigError for a name that is none of ``NAMES``."""
+    makers = _makers()
+    if name not in makers:
+        raise ConfigError(f"policy: {name!r} is not allowed; allowed: {', '.join(NAMES)}")
+    return makers[name](index)

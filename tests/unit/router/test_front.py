@@ -155,7 +155,7 @@ async def test_a_dead_instance_is_passed_over() -> None:
             states = {each["url"]: each["up"] for each in (await response.json())["instances"]}
         assert states == {dead: False, alive_url: True}
         # After the first failure the dead one is not asked again until its pause is over.
-        assert front.instances[0].failures == 1
+        assert front.instances[0].circuit.failures == 1
         text = await _metrics(url)
     assert f'moonpool_router_retries_total{{instance="{dead}"}} 1.0' in text
 
@@ -176,7 +176,7 @@ async def test_pauses_grow_and_are_bounded() -> None:
     pauses = []
     for _ in range(20):
         front._note_failure(instance)
-        pauses.append(instance.down_until)
+        pauses.append(instance.circuit.open_until_s)
     assert pauses[:3] == [0.5, 1.0, 2.0]
     assert max(pauses) == 10.0
 

@@ -1,0 +1,80 @@
+"""The prefix index."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moonpool.router.index import PrefixIndex
+
+
+def test_leading_blocks_are_counted_for_each_owner() -> None:
+    index = PrefixIndex()
+    index.add(0, [1, 2, 3])
+    index.add(1, [1, 2])
+    index.add(2, [2, 3])
+    assert index.match([1, 2, 3, 4]) == {0: 3, 1: 2}
+    assert index.match([]) == {}
+    assert index.match([9]) == {}
+
+
+def test_a_gap_ends_a_prefix() -> None:
+    index = PrefixIndex()
+    index.add(0, [1, 2, 3])
+    index.remove(0, [2, 77])
+    assert index.match([1, 2, 3]) == {0: 1}
+    assert index.held(0) == 2
+
+
+def test_the_least_recently_used_tail_goes_first() -> None:
+    index = PrefixIndex(blocks_max=4)
+    index.add(0, [1, 2, 3])
+    index.add(0, [10, 11])
+    assert index.match([1, 2, 3]) == {0: 2}
+    index.add(0, [1, 2])
+    index.add(0, [20, 21])
+    assert index.match([1, 2]) == {0: 2}
+    assert index.match([10, 11]) == {}
+
+
+def test_an_engine_s_own_capacity_bounds_it() -> None:
+    index = PrefixIndex()
+    index.add(0, list(range(1, 100)), capacity=10)
+    assert index.held(0) == 10
+    assert index.match(list(range(1, 100))) == {0: 10}
+
+
+def test_memory_is_given_back() -> None:
+    index = PrefixIndex()
+    index.add(0, [1, 2])
+    index.add(1, [2, 3])
+    index.clear(0)
+    assert len(index) == 2
+    index.clear(1)
+    assert len(index) == 0
+    assert index.match([2, 3]) == {}
+
+
+_KEYS = st.lists(st.integers(0, 12), max_size=6)
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "clear"]), st.integers(0, 3), _KEYS), max_size=40
+)
+
+
+@given(_STEPS, _KEYS)
+def test_both_directions_agree_whatever_happens(
+    steps: list[tuple[str, int, list[int]]], asked: list[int]
+) -> None:
+    index = PrefixIndex(blocks_max=8)
+    for what, owner, keys in steps:
+        if what == "clear":
+            index.clear(owner)
+        elif what == "add":
+            index.add(owner, keys)
+        else:
+            index.remove(owner, keys)
+        index.validate()
+        assert all(index.held(each) <= 8 for each in range(4))
+    for owner, count in index.match(asked).items():
+        assert 0 < count <= len(asked)
+        assert owner in range(4)

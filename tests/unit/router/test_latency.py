@@ -1,0 +1,54 @@
+"""The model of the time to first token."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moonpool.router.latency import FLOOR, PRIOR, LatencyModel, Work
+
+
+def _truth(work: Work) -> float:
+    return 0.05 + work.prefill_tokens / 8000 + work.load_tokens / 200_000 + work.running * 0.002
+
+
+def test_rates_are_learned_from_answers() -> None:
+    model, chance = LatencyModel(), random.Random(1)
+    for _ in range(300):
+        work = Work(chance.randrange(20_000), chance.randrange(30_000), chance.randrange(30))
+        model.observe(work, _truth(work) * chance.uniform(0.95, 1.05))
+    for work in (Work(500), Work(10_000), Work(1000, 20_000), Work(3000, 5000, 20)):
+        assert model.predict(work) == pytest.approx(_truth(work), rel=0.15)
+
+
+def test_a_change_of_speed_is_followed() -> None:
+    model, chance = LatencyModel(), random.Random(2)
+    for share in (1.0, 3.0):
+        for _ in range(200):
+            work = Work(chance.randrange(1000, 20_000))
+            model.observe(work, share * _truth(work))
+    assert model.predict(Work(10_000)) == pytest.approx(3 * _truth(Work(10_000)), rel=0.15)
+
+
+def test_what_was_never_seen_stays_with_the_prior() -> None:
+    model = LatencyModel()
+    for _ in range(50):
+        model.observe(Work(4000), 0.5)
+    assert model.weights[2] == pytest.approx(PRIOR[2])
+
+
+def test_no_cost_is_ever_learned_as_a_gain() -> None:
+    model = LatencyModel()
+    for tokens in range(0, 20_000, 500):
+        model.observe(Work(tokens), 1.0 - tokens / 40_000)
+    assert model.weights[1] >= FLOOR * PRIOR[1]
+    assert model.predict(Work(20_000)) > model.predict(Work(100))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e9])
+def test_nonsense_is_left_out(seconds: float) -> None:
+    model = LatencyModel()
+    model.observe(Work(1000), seconds)
+    assert model.samples == 0
+    assert model.weights == PRIOR
