@@ -64,10 +64,11 @@ class Rig:
             {"master": master, "object_tokens": STRIDE * TOKENS, **extra}, "kv_both", {}
         )
         self.packed = packed
+        self.stream = 0
         names = [f"layers.{n}.attn" for n in range(LAYERS)]
         self.rows = self._allocate(names)
         starter = functools.partial(
-            runners.start, opener=lambda: self.driver, stream=lambda: 0, command=COMMAND
+            runners.start, opener=lambda: self.driver, stream=lambda: self.stream, command=COMMAND
         )
         self.worker = WorkerSide(
             chosen, "test", BLOCKS, TOKENS, names, ordered=False, starter=starter
@@ -220,6 +221,33 @@ def test_blocks_come_back_from_the_pool(make: Callable[..., Rig], mover: str, pa
     counts = rig.worker.tally.take()
     assert counts["load_bytes"] >= 10 * LAYERS * PAGE
     assert counts["loads"] == 1
+
+
+def test_transfers_wait_for_the_engines_stream(make: Callable[..., Rig]) -> None:
+    """The engine's kernels end late; bytes must be read, and written, after them."""
+    rig = make()
+    rig.connected()
+    # This stream does nothing before somebody in this process waits for it.
+    rig.stream = rig.driver.stream_create()
+    end = rig.driver.event_create()
+    rig.fill(4)
+    rig.save([1, 2, 3, 4], seed=40)
+    before = len(rig.done[1])
+    time.sleep(0.3)
+    rig.step()
+    assert len(rig.done[1]) == before
+    rig.fill(5)
+    truth = [rig.block(b) for b in (1, 2, 3, 4)]
+    rig.driver.event_record(end, rig.stream)
+    rig.driver.event_synchronize(end)
+    rig.until(lambda: len(rig.done[1]) > before)
+    rig.load([11, 12, 13, 14], seed=40)
+    time.sleep(0.3)
+    rig.fill(6)
+    rig.driver.event_record(end, rig.stream)
+    rig.driver.event_synchronize(end)
+    rig.until(lambda: rig.reported)
+    assert [rig.block(b) for b in (11, 12, 13, 14)] == truth
 
 
 def test_what_is_not_there_is_recomputed(make: Callable[..., Rig]) -> None:

@@ -51,6 +51,21 @@ class Reach:
         with self._lock:
             return self._found(where)
 
+    def open_all(self) -> int:
+        """Open the way to every segment that the master knows; return how many are open.
+
+        Raises MasterUnreachableError.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if self._closed:
+                return 0
+            self._refresh(now)
+            for where in self._segments:
+                if where not in self._open and self._failed.get(where, 0.0) <= now:
+                    self._try(where, now)
+            return len(self._open)
+
     def close(self) -> None:
         """Close all transports."""
         with self._lock:

@@ -161,6 +161,11 @@ class Transfers(Lookups):
         del hold
         return codes
 
+    def open_ways(self) -> int:
+        """Open the way to every segment now and not when it is first needed, so that memory can
+        be pinned meanwhile; return how many are open. Raises MasterUnreachableError."""
+        return self._reach.open_all()
+
     def hold(self, keys: Sequence[AnyKey], ttl_s: float) -> Lease:
         """Keep a prefix from eviction for a planned load; the lease covers the leading keys that
         are there, and ends after ``ttl_s`` at the latest."""

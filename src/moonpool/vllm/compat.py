@@ -10,6 +10,9 @@ import dataclasses
 import importlib.util
 from typing import Any
 
+UNSPLIT_TOKENS_MAX = 64
+"""All attention kernels take blocks of 16 to 64 tokens whole."""
+
 
 def has_named_layouts() -> bool:
     """Whether vLLM knows KV layouts such as BLHNC (0.29 on)."""
@@ -99,6 +102,9 @@ def pack_blocks(vllm_config: Any, kv_cache_config: Any) -> bool:
     padded = getattr(spec, "page_size_padded", None) is not None
     if not strided or padded or any(tensor.size != whole for tensor in tensors):
         return False
+    # vLLM can pack neither head-major rows nor blocks that a kernel splits.
+    if spec.block_size > UNSPLIT_TOKENS_MAX or _rows_are_head_major():
+        return False
     kv_cache_config.kv_cache_tensors = [
         dataclasses.replace(
             tensor,
@@ -109,6 +115,14 @@ def pack_blocks(vllm_config: Any, kv_cache_config: Any) -> bool:
         for at, tensor in enumerate(tensors)
     ]
     return True
+
+
+def _rows_are_head_major() -> bool:
+    try:
+        from vllm.v1.attention.backends.utils import get_kv_cache_layout
+    except ImportError:
+        return True
+    return bool(get_kv_cache_layout() != "NHD")
 
 
 def _can_be_packed(tensors: list[Any]) -> bool:

@@ -164,6 +164,9 @@ class Executor:
     def _register(self, pool: Pool) -> None:
         for address, nbytes in self._memory.regions:
             pool.register_memory(address, nbytes)
+        if self._copier is not None:
+            # Pinning a segment takes seconds; it should not begin with the first load.
+            pool.open_ways()
 
     def _next_scratch(self) -> int:
         """Return room for one more thread; the last is shared: what is there is never read."""

@@ -41,6 +41,10 @@ class Pool(Protocol):
         """Let zero-copy calls use this memory."""
         ...
 
+    def open_ways(self) -> int:
+        """Open the ways to all segments before they are needed."""
+        ...
+
     def get_pieces(
         self,
         keys: Sequence[Any],

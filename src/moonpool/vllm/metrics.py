@@ -40,6 +40,10 @@ class MoonpoolStats(KVConnectorStats):  # type: ignore[misc]
         """Return whether nothing was counted."""
         return not self.data
 
+    def __getitem__(self, name: str) -> Any:
+        """Return an attribute: before vLLM 0.29 MultiConnector asks in this way, in one process."""
+        return getattr(self, name)
+
 
 class MoonpoolPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """Prometheus metrics named ``vllm:moonpool_*``, one series for each engine."""
