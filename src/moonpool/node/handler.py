@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import time
 from typing import Protocol
 
 import numpy as np
@@ -17,10 +16,13 @@ from moonpool.errors import (
     NotFoundError,
     ProtocolError,
 )
+from moonpool.node.onesided import OneSided
+from moonpool.node.pulling import pull
 from moonpool.node.writers import Writers
+from moonpool.node.writing import begin, places_of
 from moonpool.protocol import data
 from moonpool.protocol.versions import negotiate
-from moonpool.transport import copy, layout, streams
+from moonpool.transport import copy, streams
 from moonpool.transport.base import I64, U64, Pieces, Places
 from moonpool.transport.batch import chosen
 from moonpool.transport.segment import Segment
@@ -58,12 +60,20 @@ class Handler:
     """Serves one connection until it ends. Whatever the peer sends only ever reaches places that
     ``Segment`` has found to be inside."""
 
-    def __init__(self, wire: Wire, shelf: Shelf, writers: Writers, token: str = "") -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        shelf: Shelf,
+        writers: Writers,
+        token: str = "",
+        onesided: OneSided | None = None,
+    ) -> None:
         self._wire = wire
         self._token = token
         self._trusted = False
         self._shelf = shelf
         self._writers = writers
+        self._onesided = onesided
         self.client = ""
 
     def run(self) -> None:
@@ -80,6 +90,15 @@ class Handler:
             elif isinstance(request, data.WriteBatch):
                 with self._writers.writing(self.client, self._wire):
                     self._write(request)
+            elif isinstance(request, data.PullBatch):
+                with self._writers.writing(self.client, self._wire):
+                    self._pull(request)
+            elif isinstance(request, data.OpenOneSided):
+                self._need_trust("OpenOneSided")
+                if self._onesided is not None:
+                    self._onesided.serve(self.client, request, self._wire)
+                else:
+                    self._wire.send(data.OneSidedReady(b"", [], "the node offers none"))
             elif isinstance(request, data.Attach):
                 self._attach()
                 return
@@ -151,22 +170,10 @@ class Handler:
     def _write(self, request: data.WriteBatch) -> None:
         self._need_trust("WriteBatch")
         segment = self._segment(request.segment)
-        places = _places(request.offsets, request.sizes, request.generations, request)
+        places = places_of(request)
         count = len(places)
-        if len(request.keys) != count or len(request.parents) not in (0, count):
-            raise ProtocolError(f"{len(request.keys)} keys for {count} objects")
-        if float(places.sizes.sum(dtype=np.float64)) > segment.geometry.data_bytes:
-            raise InvalidArgumentError("a batch larger than the segment")
         keep = segment.parts()
-        refused = self._writers.refused(self.client, places.generations)
-        refused |= places.generations >= np.uint64(layout.generation_limit(time.time()))
-        codes = np.where(refused, _STALE, 0)
-        allowed = np.flatnonzero(codes == 0)
-        codes[allowed] = segment.begin(
-            chosen(places, allowed),
-            [request.keys[i] for i in allowed.tolist()],
-            [request.parents[i] for i in allowed.tolist()] if request.parents else [],
-        )
+        codes = begin(segment, places, request.keys, request.parents, self._writers, self.client)
         self._allow(places.sizes)
         sums = self._receive(segment, places, codes)
         tail = data.decode_request(self._wire.receive(), data.WriteTail)
@@ -175,6 +182,14 @@ class Handler:
         codes[good] = segment.seal(chosen(places, good), sums[good])
         self._wire.send(data.WriteDone(codes.tobytes(), sums.tobytes()))
         del keep
+
+    def _pull(self, request: data.PullBatch) -> None:
+        self._need_trust("PullBatch")
+        if self._onesided is None:
+            raise NotFoundError("the node offers no one-sided way")
+        session = self._onesided.session(request.kind, self.client)
+        segment = self._segment(request.segment)
+        pull(session, request, self._wire, segment, self._writers, self.client)
 
     def _receive(self, segment: Segment, places: Places, codes: I64) -> U64:
         """Fill the slots of the objects with code 0, drop the other payloads; return the
@@ -190,18 +205,16 @@ class Handler:
         return sums
 
 
-def _places(
-    offsets: bytes, sizes: bytes, generations: bytes, write: data.WriteBatch | None = None
-) -> Places:
+def _places(offsets: bytes, sizes: bytes, generations: bytes) -> Places:
     """Return the places in a request; ProtocolError if its arrays are not of one length."""
     where = data.words(offsets)
     count = len(where)
     none = np.zeros(count, np.uint64)
     return Places(
-        indexes=none.view(np.int64) if write is None else data.numbers(write.indexes, count),
+        indexes=none.view(np.int64),
         offsets=where,
         sizes=data.words(sizes, count),
-        capacities=none if write is None else data.words(write.capacities, count),
+        capacities=none,
         generations=data.words(generations, count),
         checksums=none,
     )

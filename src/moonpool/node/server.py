@@ -9,6 +9,7 @@ import threading
 
 from moonpool.errors import ConfigError, MoonpoolError, TransferError
 from moonpool.node.handler import Handler, Shelf
+from moonpool.node.onesided import OneSided
 from moonpool.node.writers import Writers
 from moonpool.protocol import data
 from moonpool.transport.wire import Wire
@@ -22,7 +23,8 @@ BACKLOG = 128
 class DataServer:
     """Serves a node's segments at ``host:port`` (port 0: any) from ``start`` until ``close``.
 
-    token: what peers must say before they may do anything; empty: nothing.
+    token: what peers must say before they may do anything; empty: nothing. onesided: the engines
+    by which clients may read the segments themselves.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class DataServer:
         *,
         connections_max: int = CONNECTIONS_MAX,
         token: str = "",
+        onesided: OneSided | None = None,
     ) -> None:
+        self._onesided = onesided
         self._shelf = shelf
         self._writers = writers
         self._token = token
@@ -109,7 +113,7 @@ class DataServer:
         wire.close()
 
     def _serve(self, wire: Wire, peer: str) -> None:
-        handler = Handler(wire, self._shelf, self._writers, self._token)
+        handler = Handler(wire, self._shelf, self._writers, self._token, self._onesided)
         try:
             handler.run()
         except TransferError as error:

@@ -124,6 +124,10 @@ class Storage:
         held = self._held.get(name)
         return None if held is None else held.segment
 
+    def users_of(self, name: str) -> str:
+        """Return the path of a segment's users file."""
+        return str(self._held[name].users)
+
     def attachable(self) -> list[AttachedSegment]:
         """Return what clients on this host may map."""
         return [

@@ -7,6 +7,9 @@ one request at a time. Arrays travel as the bytes of little-endian u64 (i64) arr
   order, and ReadTail: the codes again, now also telling which objects were overwritten meanwhile.
 - WriteBatch, followed at once by all payloads in order and WriteTail with the checksums; answered
   by WriteDone.
+- OpenOneSided: answered by OneSidedReady; where that has no ``why``, the connection stays open for
+  as long as client and node read each other's memory.
+- PullBatch: the node fetches the payloads from the client's memory; answered by WriteDone.
 - Attach: answered by Attached; marks the connection as one that its client keeps open for as long
   as it maps the node's segments.
 
@@ -120,6 +123,62 @@ class WriteDone(DataMessage, frozen=True):
     checksums: bytes
 
 
+class OneSidedMemory(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of the client that the node may fetch from; ``base`` is its address."""
+
+    base: int
+    nbytes: int
+
+
+class OpenOneSided(DataMessage, frozen=True):
+    """Ask for a way by which either end reads the other's memory, with an engine of that kind."""
+
+    kind: str
+    backends: list[str]
+    description: bytes
+    memory: list[OneSidedMemory]
+
+
+class OneSidedSegment(msgspec.Struct, frozen=True, array_like=True):
+    """Where the engine finds a segment's page owners and data; bytes and addresses."""
+
+    name: str
+    owners: int
+    data: int
+    data_bytes: int
+
+
+class OneSidedReady(DataMessage, frozen=True):
+    """How the client reaches the node's segments, or ``why`` it cannot."""
+
+    description: bytes
+    segments: list[OneSidedSegment]
+    why: str = ""
+
+
+class PullBatch(DataMessage, frozen=True):
+    """Store objects in granted slots; the node fetches them from the client's memory.
+
+    sources: u64 per piece, offsets in ``memory``; lengths: u64 per piece and counts: i64, pieces
+    per object, both empty if each object is one piece. checksums: as in WriteTail, or empty.
+    """
+
+    kind: str
+    segment: str
+    indexes: bytes
+    offsets: bytes
+    sizes: bytes
+    capacities: bytes
+    generations: bytes
+    keys: list[bytes]
+    parents: list[bytes]
+    checksums: bytes
+    sources: bytes
+    memory: int = 0
+    lengths: bytes = b""
+    counts: bytes = b""
+
+
 class Refused(DataMessage, frozen=True):
     """The request cannot be served; the connection is closed."""
 
@@ -127,8 +186,8 @@ class Refused(DataMessage, frozen=True):
     text: str
 
 
-DataRequest = OpenData | Attach | ReadBatch | WriteBatch | WriteTail
-DataReply = DataReady | Attached | ReadHead | ReadTail | WriteDone | Refused
+DataRequest = OpenData | Attach | ReadBatch | WriteBatch | WriteTail | OpenOneSided | PullBatch
+DataReply = DataReady | Attached | ReadHead | ReadTail | WriteDone | Refused | OneSidedReady
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(DataRequest)

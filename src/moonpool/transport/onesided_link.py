@@ -1,0 +1,182 @@
+"""A client's carriers and the nodes that they reach."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from moonpool.errors import MoonpoolError, TransferError
+from moonpool.protocol import data
+from moonpool.transport.base import Copier
+from moonpool.transport.onesided_carrier import Carrier
+from moonpool.transport.onesided_engine import EngineError, Region, Setup
+from moonpool.transport.onesided_staging import Staging
+from moonpool.transport.pool import ConnectionPool, open_data, parse_address
+from moonpool.transport.wire import Wire
+
+_log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""An engine that did not start, or a node that was not reached, is left alone for this long."""
+OPEN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a carrier is to be started. ``environment`` is its own, not this process's."""
+
+    kind: str
+    engine: dict[str, list[str]] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    staging_bytes: int = 256 * 1024 * 1024
+    host: str = ""
+
+
+class Link:
+    """A node and the carrier that reads from it. ``lost`` is set when either has gone."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        peer: str,
+        ready: data.OneSidedReady,
+        wire: Wire,
+        pool: ConnectionPool,
+    ) -> None:
+        self.carrier, self.peer, self.pool = carrier, peer, pool
+        self.segments = {segment.name: segment for segment in ready.segments}
+        self.lost = False
+        self._wire = wire
+        threading.Thread(target=self._watch, name="moonpool-onesided", daemon=True).start()
+
+    def close(self) -> None:
+        """Give the way up."""
+        self.lost = True
+        self._wire.interrupt()
+        self.pool.close()
+        self.carrier.disconnect(self.peer)
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wire.wait_for_end()
+        self.lost = True
+        self._wire.close()
+
+
+class Links:
+    """The links of one client with one kind of engine. ``open`` makes what is missing."""
+
+    def __init__(
+        self,
+        options: Options,
+        client: str,
+        copier: Copier,
+        *,
+        timeout_s: float,
+        token: str = "",
+        start: Callable[..., Carrier] = Carrier,
+    ) -> None:
+        self.options = options
+        self._client, self._token, self._timeout_s = client, token, timeout_s
+        self._copier = copier
+        self._start = start
+        self._lock = threading.Lock()
+        self._staging: Staging | None = None
+        self._carrier: Carrier | None = None
+        self._links: dict[str, Link] = {}
+        self._failed: dict[str, tuple[float, str]] = {}
+        self._closed = False
+
+    def open(self, address: str) -> tuple[Link, Staging]:
+        """Return the way to the node at host:port. Raises TransferError with the reason."""
+        with self._lock:
+            if self._closed:
+                raise TransferError("closed")
+            link = self._links.get(address)
+            if link is not None and not link.lost and self._staging is not None:
+                return link, self._staging
+            if link is not None:
+                self._links.pop(address).close()
+            until, why = self._failed.get(address, (0.0, ""))
+            if time.monotonic() < until:
+                raise EngineError(why)
+            try:
+                carrier, staging = self._carried(address)
+                link = self._links[address] = self._connect(address, carrier, staging)
+            except MoonpoolError as error:
+                self._failed[address] = time.monotonic() + RETRY_S, str(error)
+                raise TransferError(str(error)) from None
+            return link, staging
+
+    def close(self) -> None:
+        """End the carrier and all links."""
+        with self._lock:
+            self._closed = True
+            links, self._links = list(self._links.values()), {}
+            carrier, self._carrier = self._carrier, None
+            staging, self._staging = self._staging, None
+        for link in links:
+            link.close()
+        if carrier is not None:
+            carrier.kill()
+        if staging is not None:
+            staging.close()
+
+    def _carried(self, address: str) -> tuple[Carrier, Staging]:
+        if self._staging is None:
+            self._staging = Staging(self.options.staging_bytes, self._copier)
+        if self._carrier is None or self._carrier.ended.is_set():
+            host = self.options.host or _own_host(address)
+            region = Region(self._staging.nbytes, fd=self._staging.fd)
+            name = f"{self._client}/{secrets.token_hex(8)}"
+            setup = Setup(self.options.kind, name, host, [region], self.options.engine)
+            environment: Mapping[str, str] = self.options.environment
+            self._carrier = self._start(setup, environment, on_end=self._on_end)
+        return self._carrier, self._staging
+
+    def _connect(self, address: str, carrier: Carrier, staging: Staging) -> Link:
+        host, port = parse_address(address)
+        wire = open_data(host, port, self._client, self._timeout_s, self._token)
+        try:
+            wire.within(OPEN_S)
+            memory = data.OneSidedMemory(carrier.bases[0], staging.nbytes)
+            wire.send(
+                data.OpenOneSided(
+                    carrier.kind, list(carrier.backends), carrier.description, [memory]
+                )
+            )
+            ready = data.decode_reply(wire.receive(), data.OneSidedReady)
+            if ready.why:
+                raise EngineError(ready.why[:500])
+            peer = carrier.connect(ready.description, OPEN_S)
+            pool = ConnectionPool(
+                address, self._client, timeout_s=self._timeout_s, token=self._token
+            )
+        except BaseException:
+            wire.close()
+            raise
+        return Link(carrier, peer, ready, wire, pool)
+
+    def _on_end(self) -> None:
+        """The carrier has ended: no link is of any use."""
+        for link in list(self._links.values()):
+            link.lost = True
+        if not self._closed:
+            _log.warning("the carrier of %s has ended", self.options.kind)
+
+
+def _own_host(address: str) -> str:
+    """Return this host's address as the node sees it."""
+    host, port = parse_address(address)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
