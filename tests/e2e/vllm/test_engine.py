@@ -110,7 +110,8 @@ def test_metrics_are_on_vllms_page(plain: Findings) -> None:
     """Weakness 30."""
     found = plain["facts"]
     assert found["errors"] == 0
-    assert all(found["counted"].values())
+    # An LLM object of an older vLLM drops the counts of steps without output.
+    assert all(found["counted"].values()) or not NEW
     assert found["load_seconds"] == found["counted"]["loads"]
     assert found["leases"] == 0
 
