@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -23,13 +25,17 @@ from moonpool.transport.batch import span
 STAGING_BYTES = 64 * 1024 * 1024
 STAGED_STEP_BYTES = 8 * 1024 * 1024
 """Copied by the processor while the GPU copies as much from or to the other half."""
-LOAD_STEP_BYTES = 64 * 1024 * 1024
-SAVE_STEP_BYTES = 16 * 1024 * 1024
-"""Queued together; while the GPU copies a step, the one before it is hashed."""
-SAVE_DEPTH = 4
-HASH_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+STEP_BYTES = 64 * 1024 * 1024
+"""Prepared together, while the GPU copies what was prepared before."""
+MARK_BYTES = 16 * 1024 * 1024
+"""Saved between two marks; what arrived before one is hashed while the GPU goes on."""
+MARKS = 4
+HASH_BYTES = 8 * 1024 * 1024
+"""Hashed by one thread at a time; less is not worth waking one."""
+HASH_THREADS = max(1, min(12, (os.cpu_count() or 1) * 3 // 4))
+_NICENESS = 5
 
-_STAGED_MARKS = (SAVE_DEPTH, SAVE_DEPTH + 1)
+_STAGED_MARKS = (MARKS, MARKS + 1)
 _after: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("after", default=())
 
 
@@ -62,7 +68,7 @@ class CudaCopier:
         self._staging = Staging(driver, staging_bytes, self.pinning.include)
         self._lanes = Lanes(driver)
         self._hash_threads = hash_threads
-        self._hashers = ThreadPoolExecutor(hash_threads, "moonpool-hash")
+        self._hashers = ThreadPoolExecutor(hash_threads, "moonpool-hash", _be_nice)
 
     def attach(self, address: int, nbytes: int) -> None:
         """Pin a mapping in the background."""
@@ -102,7 +108,7 @@ class CudaCopier:
             return
         sizes = memory.sizes()
         with self._held(sources, sizes) as pinned, self._lanes.lane(_after.get()) as lane:
-            for first, last in streams.steps(sizes, LOAD_STEP_BYTES):
+            for first, last in streams.steps(sizes, STEP_BYTES):
                 runs = runs_of(span(memory, first, last), sources[first:last])
                 direct, rest = divided(runs, pinned)
                 self._load(lane, direct)
@@ -117,25 +123,41 @@ class CudaCopier:
             return copy.gather(memory, targets)
         sizes = memory.sizes()
         hashing = _Hashing(self._hashers, self._hash_threads, targets, sizes)
-        queued: deque[tuple[int, int, int]] = deque()
+        queued: deque[tuple[int, int]] = deque()
         try:
             with self._held(targets, sizes) as pinned, self._lanes.lane(_after.get()) as lane:
-                for number, (first, last) in enumerate(streams.steps(sizes, SAVE_STEP_BYTES)):
+                number = 0
+                for first, last in streams.steps(sizes, STEP_BYTES):
                     runs = runs_of(span(memory, first, last), targets[first:last])
-                    direct, rest = divided(runs, pinned)
-                    self._save(lane, direct)
-                    if len(rest.sizes):
-                        self._save_staged(lane, rest)
-                    lane.mark(number % SAVE_DEPTH)
-                    queued.append((first, last, number % SAVE_DEPTH))
-                    if len(queued) == SAVE_DEPTH:
-                        _hash_next(lane, queued, hashing)
+                    for done in self._save_some(lane, runs, pinned, sizes[first:last]):
+                        if len(queued) == MARKS:
+                            _hash_next(lane, queued, hashing)
+                        lane.mark(number % MARKS)
+                        queued.append((first + done, number % MARKS))
+                        number += 1
                 while queued:
                     _hash_next(lane, queued, hashing)
-                hashing.finish()
         finally:
             hashing.finish()
         return hashing.sums
+
+    def _save_some(self, lane: Lane, runs: Runs, pinned: Pinned, sizes: U64) -> Iterator[int]:
+        """Queue copies of some objects in a few parts; yield after each how many objects are
+        complete with it."""
+        direct, rest = divided(runs, pinned)
+        if len(rest.sizes):
+            self._save(lane, direct)
+            self._save_staged(lane, rest)
+            yield len(sizes)
+            return
+        ends, arrived = np.cumsum(sizes), np.cumsum(direct.sizes)
+        marks = np.arange(MARK_BYTES, direct.nbytes, MARK_BYTES)
+        bounds = np.unique(np.append(np.searchsorted(arrived, marks) + 1, len(arrived)))
+        at = 0
+        for bound in bounds.tolist():
+            self._save(lane, Runs(*(array[at:bound] for array in direct)))
+            at = bound
+            yield int(np.searchsorted(ends, arrived[at - 1], side="right")) if at else len(sizes)
 
     def _is_gpu_memory(self, memory: Pieces) -> bool:
         first, last = int(memory.starts[0]), int(memory.starts[-1])
@@ -201,17 +223,22 @@ class _Hashing:
         self._sizes = sizes
         self._threads = threads
         self._parts = parts
+        self._first = 0
         self._futures: list[Future[None]] = []
 
-    def add(self, first: int, last: int, *, here: bool) -> None:
-        """Hash the objects ``first`` up to ``last``; the last part ``here`` in this thread."""
-        ranges = [(first + a, first + b) for a, b in self._split(first, last)]
-        for a, b in ranges[: len(ranges) - here]:
+    def upto(self, last: int, *, final: bool) -> None:
+        """Hash the objects that follow, up to ``last``; the ``final`` ones as fast as may be, in
+        this thread too."""
+        first, self._first = self._first, last
+        sizes = self._sizes[first:last]
+        parts = self._parts if final else int(sizes.sum()) // HASH_BYTES
+        ranges = [(first + a, first + b) for a, b in streams.chunks(sizes, max(parts, 1))]
+        for a, b in ranges[final:]:
             try:
                 self._futures.append(self._threads.submit(self._hash, a, b))
             except RuntimeError:  # no more threads
                 self._hash(a, b)
-        for a, b in ranges[len(ranges) - here :]:
+        for a, b in ranges[:final]:
             self._hash(a, b)
 
     def finish(self) -> None:
@@ -220,17 +247,19 @@ class _Hashing:
         for future in self._futures:
             future.result()
 
-    def _split(self, first: int, last: int) -> list[tuple[int, int]]:
-        return streams.chunks(self._sizes[first:last], self._parts)
-
     def _hash(self, first: int, last: int) -> None:
         copy.digest_some(self._memory, first, last, self.sums)
 
 
-def _hash_next(lane: Lane, queued: deque[tuple[int, int, int]], hashing: _Hashing) -> None:
-    first, last, mark = queued.popleft()
+def _hash_next(lane: Lane, queued: deque[tuple[int, int]], hashing: _Hashing) -> None:
+    last, mark = queued.popleft()
     lane.wait(mark)
-    hashing.add(first, last, here=not queued)
+    hashing.upto(last, final=not queued)
+
+
+def _be_nice() -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,11 +16,14 @@ import numpy as np
 
 from moonpool.gpu.base import Driver, GpuError
 from moonpool.gpu.runs import NONE_PINNED, Pinned
+from moonpool.transport import native
 
 _log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 256 * 1024 * 1024
-"""Pinned in one call. The driver may make other calls wait meanwhile, so it is not all at once."""
+CHUNK_BYTES = 64 * 1024 * 1024
+"""Pinned in one call. The driver lets this process's copies wait meanwhile (measured: 4 ms), so
+that the next call waits in turn until no copy is under way, though not for ever."""
+PAUSE_S_MAX = 0.02
 DETACH_S_MAX = 60.0
 _NICENESS = 10
 
@@ -42,8 +46,15 @@ class Pinning:
     is done or the driver refuses; what is not pinned stays usable, only slower."""
 
     def __init__(
-        self, driver: Driver, *, chunk_bytes: int = CHUNK_BYTES, limit_bytes: int | None = None
+        self,
+        driver: Driver,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        limit_bytes: int | None = None,
+        populate: Callable[[int, int], int] = native.populate,
     ) -> None:
+        self._populate = populate
+        self._copies = 0
         self._driver = driver
         self._chunk_bytes = chunk_bytes
         self._limit_bytes = limit_bytes
@@ -113,6 +124,7 @@ class Pinning:
             ]
             for region in used:
                 region.users += 1
+            self._copies += 1
             table = self._table
         try:
             yield table
@@ -120,6 +132,7 @@ class Pinning:
             with self._changed:
                 for region in used:
                     region.users -= 1
+                self._copies -= 1
                 self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
@@ -162,14 +175,11 @@ class Pinning:
         for at in range(0, region.nbytes, self._chunk_bytes):
             nbytes = min(self._chunk_bytes, region.nbytes - at)
             with self._changed:
+                self._changed.wait_for(lambda: region.closing or not self._copies, PAUSE_S_MAX)
                 if region.closing or self._is_full(nbytes):
                     return
                 region.busy = True
-            failure = ""
-            try:
-                self._driver.host_register(region.address + at, nbytes)
-            except GpuError as error:
-                failure = str(error)
+            failure = self._register(region.address + at, nbytes)
             with self._changed:
                 region.busy = False
                 if not failure:
@@ -180,6 +190,18 @@ class Pinning:
             if failure:
                 self._complain(failure)
                 return
+
+    def _register(self, address: int, nbytes: int) -> str:
+        """Pin memory; return why not."""
+        # Pages that are not there yet take long, and the driver would hold its lock meanwhile.
+        code = self._populate(address, nbytes)
+        if code not in (0, errno.EINVAL):  # EINVAL: an old kernel
+            return os.strerror(code)
+        try:
+            self._driver.host_register(address, nbytes)
+        except GpuError as error:
+            return str(error)
+        return ""
 
     def _is_full(self, nbytes: int) -> bool:
         return self._limit_bytes is not None and self._pinned_bytes + nbytes > self._limit_bytes

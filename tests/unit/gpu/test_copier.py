@@ -42,8 +42,9 @@ def host(request: pytest.FixtureRequest, copier: CudaCopier, driver: FakeDriver)
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOAD_STEP_BYTES", 500 * KIB)
-    monkeypatch.setattr(module, "SAVE_STEP_BYTES", 200 * KIB)
+    monkeypatch.setattr(module, "STEP_BYTES", 500 * KIB)
+    monkeypatch.setattr(module, "MARK_BYTES", 60 * KIB)
+    monkeypatch.setattr(module, "HASH_BYTES", 30 * KIB)
     monkeypatch.setattr(module, "STAGED_STEP_BYTES", 100 * KIB)
 
 

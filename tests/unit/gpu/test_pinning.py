@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 
@@ -16,9 +17,13 @@ MIB = 1 << 20
 BASE = 1 << 30
 
 
+def present(_address: int, _nbytes: int) -> int:
+    return 0
+
+
 @pytest.fixture
 def pinning(driver: FakeDriver) -> Pinning:
-    return Pinning(driver, chunk_bytes=MIB)
+    return Pinning(driver, chunk_bytes=MIB, populate=present)
 
 
 def ranges(pinning: Pinning) -> list[tuple[int, int]]:
@@ -78,7 +83,7 @@ def test_a_driver_that_refuses_ends_it_and_is_named_once(
 
 
 def test_a_limit(driver: FakeDriver) -> None:
-    pinning = Pinning(driver, chunk_bytes=MIB, limit_bytes=3 * MIB)
+    pinning = Pinning(driver, chunk_bytes=MIB, limit_bytes=3 * MIB, populate=present)
     pinning.attach(BASE, 8 * MIB)
     assert pinning.wait(60)
     assert pinning.pinned_bytes == 3 * MIB
@@ -142,4 +147,33 @@ def test_no_thread_to_be_had(pinning: Pinning, monkeypatch: pytest.MonkeyPatch) 
         pinning.attach(BASE, MIB)
     assert pinning.wait(60)
     assert not pinning.pinned_bytes
+    pinning.close()
+
+
+def test_pages_that_cannot_be_had(driver: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
+    codes = {BASE: 0, BASE + MIB: errno.EINVAL, BASE + 2 * MIB: errno.ENOMEM}
+    pinning = Pinning(driver, chunk_bytes=MIB, populate=lambda address, _nbytes: codes[address])
+    with caplog.at_level(logging.WARNING):
+        pinning.attach(BASE, 8 * MIB)
+        assert pinning.wait(60)
+    assert list(driver.registered) == [BASE, BASE + MIB]
+    assert "Cannot allocate memory" in caplog.text
+    pinning.close()
+
+
+def test_copies_go_first_but_not_for_ever(
+    pinning: Pinning, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S_MAX", 60.0)
+    begun = threading.Event()
+    driver.before_register = begun.set
+    with pinning.hold(0, 1):
+        pinning.attach(BASE, MIB)
+        assert not begun.is_set()
+    assert begun.wait(60)
+    monkeypatch.setattr(module, "PAUSE_S_MAX", 0.01)
+    with pinning.hold(0, 1):
+        pinning.attach(BASE + MIB, 2 * MIB)
+        assert pinning.wait(60)
+    assert pinning.pinned_bytes == 3 * MIB
     pinning.close()
