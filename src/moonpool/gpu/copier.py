@@ -30,7 +30,7 @@ STEP_BYTES = 64 * 1024 * 1024
 MARK_BYTES = 16 * 1024 * 1024
 """Saved between two marks; what arrived before one is hashed while the GPU goes on."""
 MARKS = 4
-HASH_BYTES = 8 * 1024 * 1024
+HASH_BYTES = 16 * 1024 * 1024
 """Hashed by one thread at a time; less is not worth waking one."""
 HASH_THREADS = max(1, min(12, (os.cpu_count() or 1) * 3 // 4))
 _NICENESS = 5
