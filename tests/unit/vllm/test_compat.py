@@ -158,9 +158,7 @@ def test_named_layouts_need_no_packing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_random_seed_is_refused_where_vllm_draws_one() -> None:
     """Before 0.29 each process would hash differently: never a hit, and nobody would know why."""
-    with pytest.raises(
-        ConfigError, match=r"PYTHONHASHSEED.*0\.24.*set PYTHON"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"PYTHONHASHSEED.*0\.24.*set PYTHON") as caught:
         namespace.hash_scheme("sha256", "0.24.0", {}, fixed_seed=False)
     assert "\n" not in str(caught.value)
     assert namespace.hash_scheme("sha256", "0.24.0", {"PYTHONHASHSEED": "0"}, fixed_seed=False)

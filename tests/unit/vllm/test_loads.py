@@ -232,3 +232,21 @@ def test_closing_ends_every_load_and_is_idempotent(bench: Bench) -> None:
     bench.loader.submit(bench.job(4, name="after"))
     (late,), _ = bench.wait()
     assert late.good_blocks == 0
+
+
+def test_a_small_load_passes_a_large_one() -> None:
+    """Loads are served by when they could have ended alone; nobody waits for ever."""
+    bench = Bench(threads=1)
+    bench.fill(9)
+    bench.pool.gate = threading.Event()
+    bench.loader.submit(bench.job(9, name="first"))
+    while not bench.loader._queue or bench.loader._queue[0].claimed == 0:
+        threading.Event().wait(0.001)
+    bench.loader.submit(bench.job(9, name="large"))
+    bench.loader.submit(bench.job(2, name="small"))
+    bench.clock.now += 1.0
+    bench.loader.submit(bench.job(2, name="late"))
+    bench.pool.gate.set()
+    done, _ = bench.wait(4)
+    assert [one.request_id for one in done] == ["small", "first", "large", "late"]
+    bench.loader.close()
