@@ -141,7 +141,7 @@ def engine_options(bench: Bench, model: Model, files: Path, kv_bytes: int) -> di
     }
     if bench.cpu:
         return {**common, "block_size": 32, "max_num_batched_tokens": 4096}
-    return {**common, "gpu_memory_utilization": 0.95}
+    return {**common, "gpu_memory_utilization": 0.2}
 
 
 @contextlib.asynccontextmanager
