@@ -15,14 +15,16 @@ from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_
 from moonpool.client.ledger import PutLedger
 from moonpool.client.memory import codes_of, one_object
 from moonpool.client.reach import Reach, is_near
+from moonpool.client.turns import in_turn
 from moonpool.core.messages import Grant, PutItem, PutStart
 from moonpool.errors import MasterUnreachableError, NoSpaceError, TransferError
 from moonpool.transport.base import I64, Pieces, Places, Transport, Written
 from moonpool.transport.small import BUFFER_BYTES_MAX, Place
-from moonpool.transport.tcp import TcpTransport
 
 PAUSE_MIN_S = 0.001
 PAUSE_MAX_S = 0.25
+WORKERS = 3
+"""Chunks of a batch that are under way at once: while one asks the master, others copy."""
 
 _FAILED = TransferError.code
 _LOST = MasterUnreachableError.code
@@ -68,9 +70,12 @@ class Putter:
         """
         deadline = time.monotonic() + timeout_s
         codes = codes_of(len(batch.keys), _LOST)
+
+        def put(first: int, last: int) -> None:
+            self._put_chunk(batch, np.arange(first, last), codes, deadline)
+
         try:
-            for first, last in chunks(batch.sizes):
-                self._put_chunk(batch, np.arange(first, last), codes, deadline)
+            in_turn(put, list(chunks(batch.sizes)), WORKERS)
         except MasterUnreachableError as error:
             if (codes == _LOST).all():
                 raise
@@ -143,7 +148,7 @@ class Putter:
             written = batch.write(transport, objects, places)
             codes[objects] = np.where(codes[objects] == 0, written.codes, codes[objects])
             checksums.update(zip(objects.tolist(), written.checksums.tolist(), strict=True))
-            if isinstance(transport, TcpTransport):
+            if not is_near(transport):
                 unsettled.update(objects[written.codes == _FAILED].tolist())
         return {i: checksum for i, checksum in checksums.items() if codes[i] == 0}, unsettled
 
@@ -206,7 +211,7 @@ class Putter:
                 written = transport.write(one_place(row), one_object(value), [key], [parent])
                 code, checksum = int(written.codes[0]), int(written.checksums[0])
             if code:
-                return code, 0, code == _FAILED and isinstance(transport, TcpTransport)
+                return code, 0, code == _FAILED and not is_near(transport)
         return 0, checksum, False
 
 

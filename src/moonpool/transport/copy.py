@@ -8,6 +8,7 @@ Addresses are trusted: callers check them against what was registered or mapped.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import logging
 import os
@@ -69,7 +70,19 @@ class Kernels:
 
 
 _kernels = Kernels()
+_beside = contextvars.ContextVar("moonpool_beside", default=1)
 _helpers = threading.BoundedSemaphore(max(1, THREADS - 1))
+
+
+@contextlib.contextmanager
+def beside(workers: int) -> Iterator[None]:
+    """Say that so many threads copy at once, for as long as the block lasts: copies in this
+    context then take a fair part of the threads."""
+    token = _beside.set(workers)
+    try:
+        yield
+    finally:
+        _beside.reset(token)
 
 
 def prepare() -> str:
@@ -215,7 +228,7 @@ def _share(memory: Pieces, total: int, part: Callable[[int, int], None]) -> None
     """Run ``part`` over all objects, on several threads where the batch is large."""
     if _kernels.module is None:
         _kernels.want(total)
-    wanted = min(THREADS, total // SPLIT_BYTES, len(memory))
+    wanted = min(max(1, THREADS // _beside.get()), total // SPLIT_BYTES, len(memory))
     helpers = 0
     while helpers < wanted - 1 and _helpers.acquire(blocking=False):
         helpers += 1

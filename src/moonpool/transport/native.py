@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import mmap
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,8 @@ memmove: Callable[[int, int, int], object] = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 )(("memmove", libc))
 
+MADV_HUGEPAGE = 14
+MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
 XXH3_STATE_BYTES = 1024
 """Room for an XXH3 state (576 bytes, aligned to 64), with a margin for later versions."""
@@ -105,10 +108,31 @@ def pointer(function: Callable[..., object] | None) -> int:
 _madvise = libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _madvise.restype = ctypes.c_int
+_mincore = libc.mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_mincore.restype = ctypes.c_int
 
 
 def populate(address: int, nbytes: int) -> int:
     """Touch pages for writing without changing them; return 0 or an errno."""
-    if _madvise(address, nbytes, MADV_POPULATE_WRITE) == 0:
-        return 0
-    return ctypes.get_errno()
+    return _advise(address, nbytes, MADV_POPULATE_WRITE)
+
+
+def prefault(address: int, nbytes: int) -> int:
+    """Enter pages that are there into this process's page table; return 0 or an errno."""
+    return _advise(address, nbytes, MADV_POPULATE_READ)
+
+
+def want_huge_pages(address: int, nbytes: int) -> int:
+    """Ask for huge pages in a mapping; return 0 or an errno."""
+    return _advise(address, nbytes, MADV_HUGEPAGE)
+
+
+def is_resident(address: int, nbytes: int) -> bool:
+    """Tell whether all pages of a part of a mapping are in memory; it starts at a page."""
+    pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
+    return _mincore(address, nbytes, pages.ctypes.data) == 0 and bool((pages & 1).all())
+
+
+def _advise(address: int, nbytes: int, advice: int) -> int:
+    return 0 if _madvise(address, nbytes, advice) == 0 else ctypes.get_errno()

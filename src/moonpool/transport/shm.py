@@ -9,6 +9,7 @@ from moonpool.transport import copy, small
 from moonpool.transport.base import I64, Copier, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, some
 from moonpool.transport.segment import Segment
+from moonpool.transport.warm import Warmer
 
 _BAD = InvalidArgumentError.code
 _GONE = NotFoundError.code
@@ -24,6 +25,7 @@ class ShmTransport:
     def __init__(self, segment: Segment, copier: Copier = copy.HOST) -> None:
         self.segment = segment
         self._copier = copier
+        self._warmer = Warmer(segment)
         copier.attach(segment.address, segment.geometry.data_bytes)
 
     def read(self, places: Places, memory: Pieces) -> I64:
@@ -47,6 +49,7 @@ class ShmTransport:
             self._copier.scatter(sources, some(memory, which))
             codes[which[~segment.intact(taken)]] = _GONE
             del keep
+            self._warm(taken)
         except TransferError:
             codes[codes == 0] = _FAILED
         return codes
@@ -75,6 +78,7 @@ class ShmTransport:
             checksums[which] = self._copier.gather(some(memory, which), targets)
             codes[which] = segment.seal(taken, checksums[which])
             del keep
+            self._warm(taken)
         except TransferError:
             codes[codes == 0] = _FAILED
         return Written(codes, checksums)
@@ -97,5 +101,10 @@ class ShmTransport:
 
     def close(self) -> None:
         """Unmap the segment."""
+        self._warmer.close()
         self._copier.detach(self.segment.address)
         self.segment.close()
+
+    def _warm(self, moved: Places) -> None:
+        if self._copier.direct:
+            self._warmer.moved(int(moved.sizes.sum()))
