@@ -59,10 +59,6 @@ class Driver(Protocol):
         """Give up a stream; what is queued there is still done."""
         ...
 
-    def stream_wait_event(self, stream: int, event: int) -> None:
-        """Let what is queued from now on wait for the event's last recording."""
-        ...
-
     def event_create(self, *, ipc: bool = False) -> int:
         """Return a new event without a clock, which threads wait for asleep; with ``ipc`` other
         processes may open it."""

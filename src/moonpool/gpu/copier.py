@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import os
 import threading
 from collections import deque
@@ -13,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 
+from moonpool.gpu import fence
 from moonpool.gpu.base import Driver
 from moonpool.gpu.lanes import Lane, Lanes
 from moonpool.gpu.pinning import CHUNK_BYTES, Pinning
@@ -36,7 +36,6 @@ HASH_THREADS = max(1, min(12, (os.cpu_count() or 1) * 3 // 4))
 _NICENESS = 5
 
 _STAGED_MARKS = (MARKS, MARKS + 1)
-_after: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("after", default=())
 
 
 class CudaCopier:
@@ -82,15 +81,15 @@ class CudaCopier:
         """Lend host memory, pinned as far as there is such."""
         return self._staging.lend(nbytes)
 
-    @contextmanager
-    def after(self, event: int) -> Iterator[None]:
+    def after(
+        self, event: int, timeout_s: float = fence.WAIT_S_MAX
+    ) -> AbstractContextManager[None]:
         """Let the copies of this block (in this thread, and in threads that transports start for
-        it) wait on the GPU for an event, such as the end of the step that fills the memory."""
-        token = _after.set((*_after.get(), event))
-        try:
-            yield
-        finally:
-            _after.reset(token)
+        it) wait for an event's last recording, such as the end of the step that fills the memory.
+
+        If it has not happened after ``timeout_s``, they fail with GpuError.
+        """
+        return fence.fence(event, timeout_s)
 
     def close(self) -> None:
         """Unpin and give back everything; no copy may be under way."""
@@ -106,8 +105,9 @@ class CudaCopier:
         if not self._is_gpu_memory(memory):
             copy.scatter(sources, memory)
             return
+        fence.wait(self.driver)
         sizes = memory.sizes()
-        with self._held(sources, sizes) as pinned, self._lanes.lane(_after.get()) as lane:
+        with self._held(sources, sizes) as pinned, self._lanes.lane() as lane:
             for first, last in streams.steps(sizes, STEP_BYTES):
                 runs = runs_of(span(memory, first, last), sources[first:last])
                 direct, rest = divided(runs, pinned)
@@ -121,11 +121,12 @@ class CudaCopier:
         """Copy each object's pieces to its host address; return xxh3_64 of each, (n,)."""
         if not self._is_gpu_memory(memory):
             return copy.gather(memory, targets)
+        fence.wait(self.driver)
         sizes = memory.sizes()
         hashing = _Hashing(self._hashers, self._hash_threads, targets, sizes)
         queued: deque[tuple[int, int]] = deque()
         try:
-            with self._held(targets, sizes) as pinned, self._lanes.lane(_after.get()) as lane:
+            with self._held(targets, sizes) as pinned, self._lanes.lane() as lane:
                 number = 0
                 for first, last in streams.steps(sizes, STEP_BYTES):
                     runs = runs_of(span(memory, first, last), targets[first:last])

@@ -68,7 +68,6 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cuCtxGetStreamPriorityRange": (_P, _P),
     "cuStreamCreateWithPriority": (_P, _U, _I),
     "cuStreamDestroy_v2": (_P,),
-    "cuStreamWaitEvent": (_P, _P, _U),
     "cuEventCreate": (_P, _U),
     "cuEventDestroy_v2": (_P,),
     "cuEventRecord": (_P, _P),
@@ -200,10 +199,6 @@ class CudaDriver:
     def stream_destroy(self, stream: int) -> None:
         self._enter()
         self._call("cuStreamDestroy_v2", stream)
-
-    def stream_wait_event(self, stream: int, event: int) -> None:
-        self._enter()
-        self._call("cuStreamWaitEvent", stream, event, 0)
 
     def event_create(self, *, ipc: bool = False) -> int:
         self._enter()

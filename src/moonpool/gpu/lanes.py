@@ -11,7 +11,6 @@ from moonpool.gpu.base import Driver, GpuError
 
 LANES_MAX = 16
 WAIT_S_MAX = 60.0
-MARKS = 6
 
 
 class Lane:
@@ -62,13 +61,11 @@ class Lanes:
         self._closed = False
 
     @contextmanager
-    def lane(self, after: tuple[int, ...] = ()) -> Iterator[Lane]:
-        """Lend a lane whose copies wait for events. When the block ends by an exception, what was
-        queued has ended too: nobody writes to memory that the caller no longer cares for."""
+    def lane(self) -> Iterator[Lane]:
+        """Lend a lane. When the block ends by an exception, what was queued has ended too: nobody
+        writes to memory that the caller no longer cares for."""
         lane = self._take()
         try:
-            for event in after:
-                self._driver.stream_wait_event(lane.stream, event)
             yield lane
         except BaseException:
             lane.drain()

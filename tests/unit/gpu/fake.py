@@ -146,12 +146,6 @@ class FakeDriver:
             found.closed = True
             found.changed.notify_all()
 
-    def stream_wait_event(self, stream: int, event: int) -> None:
-        self._count("stream_wait_event")
-        known = self._events[event]
-        number = int(known.counts[0])
-        self._stream(stream).put(lambda: self._await(known, number))
-
     def event_create(self, *, ipc: bool = False) -> int:
         self._count("event_create")
         return self._event(_Memory(self._path(), 4096))
@@ -177,7 +171,10 @@ class FakeDriver:
         self._await(known, int(known.counts[0]))
 
     def event_query(self, event: int) -> bool:
+        self._count("event_query")
         known = self._events[event]
+        if known.stream is not None:
+            known.stream.want(known.position)
         return known.happened(int(known.counts[0]))
 
     def event_handle(self, event: int) -> bytes:

@@ -12,7 +12,7 @@ import xxhash
 from moonpool.gpu import copier as module
 from moonpool.gpu.base import GpuError
 from moonpool.gpu.copier import CudaCopier
-from moonpool.transport import copy
+from moonpool.transport import copy, streams
 from moonpool.transport.base import Pieces
 
 from .fake import FakeDriver
@@ -160,26 +160,52 @@ def test_copies_wait_for_events(copier: CudaCopier, driver: FakeDriver) -> None:
     """The event's stream writes the memory; a copy that did not wait would find it as it was."""
     host = Host(1 << 20)
     source = Scattered(driver, 1, [5000] * 3, 700)
-    fresh = Scattered(driver, 2, [5000] * 3, 700)
+    fresh = np.frombuffer(np.random.default_rng(2).bytes(source.nbytes), np.uint8)
     engine, event = driver.stream_create(), driver.event_create(ipc=True)
-    expected = fresh.payloads()
+    computed = threading.Event()
 
     def step() -> None:
-        source.view[:] = fresh.view
+        assert computed.wait(60)
+        source.view[:] = fresh
 
-    source.pieces = Pieces(
-        fresh.pieces.addresses - np.uint64(fresh.base) + np.uint64(source.base),
-        fresh.pieces.lengths,
-        fresh.pieces.starts,
-    )
     driver._streams[engine].put(step)
     driver.event_record(event, engine)
+    targets = host.places([5000] * 3)
+    with copier.after(event, timeout_s=0.01), pytest.raises(GpuError, match="fence"):
+        copier.gather(source.pieces, targets)
+    assert driver.copied == []
     with copier.after(event):
-        copier.gather(source.pieces, host.places([5000] * 3))
-    assert [host.payload(at, 5000) for at in host.places([5000] * 3).tolist()] == expected
-    waits = driver.calls["stream_wait_event"]
-    copier.gather(source.pieces, host.places([5000] * 3))
-    assert driver.calls["stream_wait_event"] == waits
+        computed.set()
+        copier.gather(source.pieces, targets)
+        asked = driver.calls["event_query"]
+        copier.scatter(targets, source.pieces)
+        assert driver.calls["event_query"] == asked  # once is enough
+    assert (source.view == fresh).all()
+    assert [host.payload(at, 5000) for at in targets.tolist()] == source.payloads()
+    copier.gather(source.pieces, targets)
+    assert driver.calls["event_query"] == asked
+
+
+def test_other_threads_wait_too_if_they_belong_to_the_call(
+    copier: CudaCopier, driver: FakeDriver
+) -> None:
+    host = Host(1 << 20)
+    source = Scattered(driver, 1, [5000], 700)
+    event = driver.event_create(ipc=True)
+    driver._events[event].counts[0] = 1  # recorded, never to happen
+    failed: list[str] = []
+
+    def gather() -> None:
+        try:
+            copier.gather(source.pieces, host.places([5000]))
+        except GpuError as error:
+            failed.append(str(error))
+
+    with copier.after(event, timeout_s=0.01):
+        streams.run_all([gather, gather, gather])
+    assert len(failed) == 3
+    gather()
+    assert len(failed) == 3
 
 
 def test_many_calls_at_once(copier: CudaCopier, driver: FakeDriver, host: Host) -> None:
