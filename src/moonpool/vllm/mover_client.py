@@ -57,7 +57,7 @@ class Mover:
         """Nothing is started yet."""
         self._setup, self._tally, self._command, self._clock = setup, tally, command, clock
         self._state = _OFF
-        self._failures = 0
+        self._failures, self._began = 0, False
         self._until = self._spawned = 0.0
         self._refusal = self._why = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,9 +82,10 @@ class Mover:
             select.select([self._sock], [], [], 0.1)
             self._receive()
         if self._state != _RUNNING:
-            error = self._refusal or f"it was not ready within {timeout_s:.0f} s"
+            error = self._why or f"it was not ready within {timeout_s:.0f} s"
             self.close()
             raise GpuError(f"the mover: {error}")
+        self._began = True
 
     @property
     def ready(self) -> bool:
@@ -179,10 +180,14 @@ class Mover:
 
     def _lost(self, why: str) -> None:
         """Take note that the mover is gone or must go."""
+        self._why = why
+        if not self._began:
+            self.close()
+            return
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         self._close_socket()
-        self._state, self._why = _ENDING, why
+        self._state = _ENDING
         self._await_end()
 
     def _await_end(self) -> None:
