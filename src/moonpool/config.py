@@ -80,7 +80,26 @@ class MasterConfig(RoleConfig):
 
 
 @dataclass(frozen=True)
-class NodeConfig(RoleConfig):
+class EngineConfig(RoleConfig):
+    """What nodes and clients say about engines that move bytes one-sidedly; see transports.md."""
+
+    nixl_backends: tuple[str, ...] = _key(("UCX",), v.texts, "NIXL's backends, such as UCX")
+    nixl_ucx: tuple[str, ...] = _key(
+        (), v.settings_of("UCX_"), "settings of UCX, such as UCX_TLS=rc,cuda"
+    )
+    nixl_devices: tuple[str, ...] = _key(
+        (), v.texts, "NICs for UCX, such as mlx5_0:1; empty: the nearest ones"
+    )
+    mooncake_protocol: str = _key(
+        "tcp", v.one_of("tcp", "rdma"), "protocol of Mooncake's TransferEngine"
+    )
+    mooncake_devices: tuple[str, ...] = _key(
+        (), v.texts, "NICs for Mooncake with rdma; empty: the nearest ones"
+    )
+
+
+@dataclass(frozen=True)
+class NodeConfig(EngineConfig):
     """A host's storage daemon. Sizes are bytes."""
 
     role: ClassVar[str] = "node"
@@ -99,13 +118,16 @@ class NodeConfig(RoleConfig):
     segment_dir: str = _key(
         "", v.text, "directory of segment files; empty: /dev/shm/moonpool-<uid>"
     )
+    engines: tuple[str, ...] = _key(
+        (), v.some_of("nixl", "mooncake"), "ways offered to clients beside shm and tcp"
+    )
     touch_ahead: bool = _key(True, v.boolean, "touch the memory in the background ahead of use")
     token: str = _key("", v.text, "the master's token")
     ready_file: str = _key("", v.text, "file that gets the chosen port as JSON once mounted")
 
 
 @dataclass(frozen=True)
-class ClientConfig(RoleConfig):
+class ClientConfig(EngineConfig):
     """What a Store needs to know. Times are seconds."""
 
     role: ClassVar[str] = "client"
@@ -113,8 +135,11 @@ class ClientConfig(RoleConfig):
     master: str = _key(MASTER_ADDRESS, v.address, "the master's host:port")
     name: str = _key("", v.text, "shown to people; empty: the process's id")
     transports: tuple[str, ...] = _key(
-        ("shm", "tcp"), v.choice_of("shm", "tcp"), "ways to a segment, the best first"
+        ("shm", "tcp"),
+        v.choice_of("shm", "tcp", "nixl", "mooncake"),
+        "ways to a segment, the best first",
     )
+    staging: int = _key(256 << 20, v.size, "memory through which nixl and mooncake move bytes")
     timeout_s: float = _key(5.0, v.seconds, "deadline of a call")
     put_timeout_s: float = _key(5.0, v.seconds, "how long a put waits for space")
     lease_s: float = _key(10.0, v.seconds, "how long a read may take before its bytes are void")
@@ -131,7 +156,31 @@ class RouterConfig(RoleConfig):
     host: str = _key("127.0.0.1", v.text, "address to listen on")
     port: int = _key(ROUTER_PORT, v.port, "port of the API; 0 lets the system choose")
     backends: tuple[str, ...] = _key((), v.texts, "base URLs of the engines")
-    timeout_s: float = _key(600.0, v.seconds, "deadline of a request")
+    timeout_s: float = _key(600.0, v.seconds, "longest silence of an engine")
+    policy: str = _key(
+        "prefix",
+        v.one_of("prefix", "session", "least_loaded", "round_robin"),
+        "which engine gets a request: prefix, session, least_loaded or round_robin",
+    )
+    admin_api_key: str = _key(
+        "", v.text, "what POST /instances/... must say; also ADMIN_API_KEY; empty: never allowed"
+    )
+    health_s: float = _key(5.0, v.seconds, "time between two health checks")
+    session_header: str = _key("X-Session-ID", v.text, "header that names a conversation")
+    in_flight: int = _key(4096, v.number(1, 1 << 20), "requests in flight at a time")
+    instance_in_flight: int = _key(
+        0, v.number(0, 1 << 20), "the same for each engine that is up; 0: any number"
+    )
+    queue: int = _key(1024, v.number(0, 1 << 20), "requests that may wait for their turn")
+    queue_timeout_s: float = _key(30.0, v.seconds, "how long one may wait")
+    rate_limit: int = _key(
+        0, v.number(0, 1 << 30), "requests a minute for each API key or address; 0: any number"
+    )
+    rate_burst: int = _key(60, v.number(1, 1 << 20), "of these, how many at once")
+    body_size: int = _key(64 << 20, v.size, "largest request")
+    body_timeout_s: float = _key(60.0, v.seconds, "how long a client may take to send it")
+    prefill: tuple[str, ...] = _key((), v.texts, "engines that only prefill: URL [BOOTSTRAP_PORT]")
+    decode: tuple[str, ...] = _key((), v.texts, "engines that only decode")
 
 
 ROLES: dict[str, type[RoleConfig]] = {

@@ -1,74 +1,57 @@
-"""A reverse proxy that makes several engines look like one OpenAI-compatible server.
-
-Answers are passed on as they come, byte for byte. Until the first byte of an answer another
-instance is tried when one cannot be reached; after it the client learns that the answer broke.
-"""
+"""An OpenAI-compatible server made of several: what clients see of the router."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
-import aiohttp
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from multidict import CIMultiDict
 
+from moonpool.router import text, upstream
+from moonpool.router.admin import Admin
+from moonpool.router.admission import PRIORITY_MAX, Admission, Entry, Refused
+from moonpool.router.forward import Forwarder
+from moonpool.router.health import Health
+from moonpool.router.index import PrefixIndex
+from moonpool.router.instance import Instance
+from moonpool.router.knowledge import Knowledge
+from moonpool.router.members import Members
 from moonpool.router.metrics import RouterMetrics
-from moonpool.router.policy import Instance, Policy, RoundRobin, RoutedRequest
+from moonpool.router.openai import BadRequest, Fields, error_response, priority_of
+from moonpool.router.options import Options
+from moonpool.router.policy import Policy, RoundRobin, policy_name
+from moonpool.router.prompt import RoutedRequest
+from moonpool.router.responses import Responses
 
-ATTEMPTS_MAX = 3
-CONNECT_TIMEOUT_S = 5.0
-IDLE_TIMEOUT_S = 600.0
-BODY_BYTES_MAX = 64 << 20
-IN_FLIGHT_MAX = 4096
-
+READ = ("/v1/models", "/v1/models/{model}")
 PROXIED = (
-    ("GET", "/v1/models"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/chat/completions"),
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/score",
+    "/detokenize",
+    "/tokenize",
 )
-# What belongs to one connection, or what this side sets itself (RFC 9110, section 7.6.1).
-HOP_HEADERS = frozenset(
-    (
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "content-length",
-        "accept-encoding",
-    )
-)
-SSE = "text/event-stream"
+BACKGROUND_STOP_S = 2.0
 
 
-class UpstreamError(Exception):
-    """An instance cannot be reached, or broke off its answer."""
+class EventsState(Protocol):
+    """Who follows KV events."""
 
-
-def error_body(message: str, kind: str, status: int) -> dict[str, object]:
-    """Return an error in the form that OpenAI's clients read."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-
-def error_response(message: str, kind: str, status: int) -> web.Response:
-    """Return an HTTP answer that carries ``error_body``."""
-    return web.json_response(error_body(message, kind, status), status=status)
+    def describe(self, instance: Instance) -> dict[str, object]:
+        """Return how an instance's events are followed, for people."""
 
 
 class Front:
-    """The proxy: ``app()`` gives the aiohttp application that serves it.
+    """The router: ``app()`` gives the aiohttp application that serves it.
 
-    ``instances`` may change at any time; a request sees the list as it is when it arrives.
-    idle_timeout_s: the longest silence of an instance, before and within an answer.
+    ``members`` may change at any time; a request sees them as they are when it is sent.
     """
 
     def __init__(
@@ -76,184 +59,205 @@ class Front:
         urls: Sequence[str] = (),
         policy: Policy | None = None,
         *,
-        idle_timeout_s: float = IDLE_TIMEOUT_S,
+        options: Options | None = None,
+        index: PrefixIndex | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.instances = [Instance(url.rstrip("/")) for url in urls]
+        self.options = options or Options()
         self.metrics = RouterMetrics()
-        self._policy = policy or RoundRobin()
-        self._idle_timeout_s = idle_timeout_s
+        self.index = PrefixIndex() if index is None else index
+        self.members = Members(self.index)
+        self.knowledge = Knowledge(self.metrics, pool_wait_s=self.options.pool_wait_s)
+        self.admission = Admission(self.options.limits)
+        self.forward = Forwarder(
+            self.members, policy or RoundRobin(), self.knowledge, self.metrics, self.options, clock
+        )
+        self.health = Health(self.members, self.metrics, clock)
+        self.responses = Responses()
+        self.events: EventsState | None = None
+        self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._clock = clock
-        self._http: aiohttp.ClientSession | None = None
-        self._in_flight = 0
+        self.replace_instances(urls)
 
-    def replace_instances(self, urls: Sequence[str]) -> None:
-        """Send requests to these instances from now on."""
-        self.instances = [Instance(url.rstrip("/")) for url in urls]
+    @property
+    def instances(self) -> list[Instance]:
+        """The instances that are known."""
+        return self.members.instances
+
+    @property
+    def policy(self) -> Policy:
+        """Who chooses among them."""
+        return self.forward.policy
+
+    def replace_instances(self, urls: Sequence[str], source: str = "config") -> None:
+        """Let the instances of a source be exactly these from now on."""
+        self.members.sync(source, urls)
+        self.resize()
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's name, as people write it."""
+        return policy_name(self.forward.policy)
+
+    def events_of(self, instance: Instance) -> dict[str, object]:
+        """Return how an instance's KV events are followed, for people."""
+        return self.events.describe(instance) if self.events is not None else {"followed": False}
+
+    def resize(self) -> None:
+        """Let in as many requests as the instances that are up can take."""
+        now = self._clock()
+        self.admission.resize(sum(each.is_up(now) for each in self.members.instances))
+
+    def reconfigure(self, options: Options, policy: Policy | None = None) -> None:
+        """Take other options; what is in flight or waits is not touched."""
+        self.options = self.forward.options = options
+        self.admission.replace(options.limits)
+        if policy is not None:
+            self.forward.policy = policy
 
     def app(self) -> web.Application:
         """Return the application; serve it with ``handler_cancellation`` on."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_openai_errors])
-        for method, path in PROXIED:
-            app.router.add_route(method, path, self._proxy)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._metrics)
-        app.on_startup.append(self._open)
-        app.on_cleanup.append(self._close)
+        app = web.Application(client_max_size=1 << 62, middlewares=[_openai_errors])
+        for path in PROXIED:
+            app.router.add_post(path, self._proxy)
+        for path in READ:
+            app.router.add_get(path, self._read)
+        app.router.add_get("/v1/responses/{id}", self._response)
+        app.router.add_post("/v1/responses/{id}/cancel", self._response)
+        Admin(self).register(app)
+        app.cleanup_ctx.append(self._running)
         return app
 
-    async def _open(self, app: web.Application) -> None:
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=IN_FLIGHT_MAX),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=self._idle_timeout_s
-            ),
-            auto_decompress=False,
-        )
+    async def _running(self, app: web.Application) -> AsyncIterator[None]:
+        self.forward.http = self.health.http = upstream.session(self.options.idle_timeout_s)
+        self.resize()
+        tasks = [asyncio.create_task(self._check_health())]
+        tasks += [asyncio.create_task(each()) for each in self.background]
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=BACKGROUND_STOP_S)
+        await self.forward.http.close()
 
-    async def _close(self, app: web.Application) -> None:
-        if self._http is not None:
-            await self._http.close()
+    async def _check_health(self) -> None:
+        while self.options.health_s:
+            await self.health.check_all(self.options.health_s)
+            self.resize()
+            await asyncio.sleep(self.options.health_s)
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        """Answer what costs no engine's time, and so needs no turn."""
         now = self._clock()
-        up = [instance.is_up(now) for instance in self.instances]
-        body = {
-            "status": "ok" if any(up) else "no instance is up",
-            "instances": [
-                {"url": instance.url, "up": alive, "in_flight": instance.in_flight}
-                for instance, alive in zip(self.instances, up, strict=True)
-            ],
-        }
-        return web.json_response(body, status=200 if any(up) else 503)
+        return await self.forward.answer(request, RoutedRequest(_path(request), b"", now, now))
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.text(), content_type="text/plain", charset="utf-8")
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        """Answer for a stored response: only the instance that made it knows of it."""
+        now = self._clock()
+        routed = RoutedRequest(_path(request), b"", now, now)
+        routed.home = self.responses.home(request.match_info["id"])
+        return await self.forward.answer(request, routed)
 
     async def _proxy(self, request: web.Request) -> web.StreamResponse:
-        if self._in_flight >= IN_FLIGHT_MAX:
-            self.metrics.refused.labels("too many requests").inc()
-            return error_response("too many requests in flight", "overloaded_error", 503)
-        self._in_flight += 1
-        self.metrics.in_flight.set(self._in_flight)
+        arrived = self._clock()
         try:
-            routed = RoutedRequest(request.path_qs, await request.read(), self._clock())
-            return await self._first_that_answers(request, routed)
+            routed = await self._understood(request, arrived)
+            entry = await self._let_in(request, arrived)
+        except BadRequest as error:
+            self.metrics.refused.labels("bad request").inc()
+            return error_response(str(error), 400)
+        except Refused as error:
+            self.metrics.refused.labels(error.reason).inc()
+            return error_response(str(error), 429, {"Retry-After": str(error.retry_after_s)})
+        began = routed.ready_s = self._clock()
+        served_s: float | None = None
+        try:
+            await self._inform(routed)
+            answer = await self.forward.answer(request, routed)
+            served_s = self._clock() - began
+            return answer
         except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.disconnects.inc()
             raise
         finally:
-            self._in_flight -= 1
-            self.metrics.in_flight.set(self._in_flight)
+            self.admission.leave(entry, served_s)
+            self.metrics.in_flight.set(self.admission.in_flight)
 
-    async def _first_that_answers(
-        self, request: web.Request, routed: RoutedRequest
-    ) -> web.StreamResponse:
-        tried: list[Instance] = []
-        while len(tried) < ATTEMPTS_MAX and (candidates := self._candidates(tried)):
-            instance = self._policy.choose(routed, candidates).serve
-            tried.append(instance)
-            try:
-                return await self._attempt(request, routed, instance)
-            except UpstreamError:
-                self._note_failure(instance)
-        self.metrics.refused.labels("no instance").inc()
-        return error_response(
-            f"none of {len(self.instances)} instances can be reached", "service_unavailable", 503
-        )
+    async def _understood(self, request: web.Request, arrived: float) -> RoutedRequest:
+        body = await self._body(request)
+        fields = Fields(body)
+        routed = RoutedRequest(_path(request), fields.without_private(body), arrived)
+        routed.model = fields.text("model")
+        routed.stream = fields.is_true("stream")
+        routed.fields = fields
+        routed.session = request.headers.get(self.options.session_header, "")
+        if request.path == "/v1/responses":
+            routed.home = self.responses.home(fields.text("previous_response_id"))
+            routed.made = self.responses.note
+        return routed
 
-    def _candidates(self, tried: list[Instance]) -> list[Instance]:
-        """Return the instances to choose from: those that are up, else all not yet tried."""
-        now = self._clock()
-        left = [instance for instance in self.instances if instance not in tried]
-        return [instance for instance in left if instance.is_up(now)] or left
+    async def _inform(self, routed: RoutedRequest) -> None:
+        """Fill in what the policy wants to know."""
+        path, fields = routed.path.partition("?")[0], routed.fields
+        if not routed.session:
+            routed.session = fields.text("prompt_cache_key") or fields.text("user")
+        if not routed.session and self.policy.needs_session:
+            routed.session = text.session_of(path, fields)
+        if self.policy.needs_prompt:
+            routed.prompt = await self.knowledge.prompt(path, fields)
+        if self.policy.needs_pool:
+            await self.knowledge.ask_pool(routed)
 
-    def _note_failure(self, instance: Instance) -> None:
-        self.metrics.retries.labels(instance.url).inc()
-        instance.circuit.failure(self._clock())
-
-    async def _attempt(
-        self, request: web.Request, routed: RoutedRequest, instance: Instance
-    ) -> web.StreamResponse:
-        instance.in_flight += 1
+    async def _body(self, request: web.Request) -> bytes:
+        most = self.options.body_bytes
+        if (request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        parts, size = [], 0
         try:
-            async with await self._send(request, routed, instance) as upstream:
-                first = await _read(upstream)
-                instance.circuit.success()
-                self.metrics.first_byte_seconds.observe(self._clock() - routed.arrived_s)
-                self.metrics.requests.labels(instance.url, str(upstream.status)).inc()
-                return await self._pass_on(request, instance, upstream, first)
+            async with asyncio.timeout(self.options.body_timeout_s):
+                async for part in request.content.iter_any():
+                    parts.append(part)
+                    size += len(part)
+                    if size > most:
+                        raise web.HTTPRequestEntityTooLarge(most, size)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        except web.RequestPayloadError as error:
+            raise BadRequest(f"the body cannot be read: {error}") from None
+        return b"".join(parts)
+
+    async def _let_in(self, request: web.Request, now: float) -> Entry:
+        """Return the request's entry once it is its turn; raise Refused."""
+        priority = priority_of(request.headers, PRIORITY_MAX)
+        key = request.headers.get("Authorization") or request.remote or ""
+        entry = self.admission.arrive(key, priority, now)
+        if not entry.admitted:
+            await self._wait(entry)
+        self.metrics.in_flight.set(self.admission.in_flight)
+        return entry
+
+    async def _wait(self, entry: Entry) -> None:
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        entry.decided = lambda let_in: None if turn.done() else turn.set_result(let_in)
+        self.metrics.waiting.set(self.admission.waiting)
+        try:
+            async with asyncio.timeout(self.options.limits.queue_s):
+                let_in = await turn
+        except BaseException as error:
+            self.admission.leave(entry)
+            if isinstance(error, TimeoutError):
+                wait_s = self.admission.retry_after_s()
+                raise Refused("wait", "its turn did not come in time", wait_s) from None
+            raise
         finally:
-            instance.in_flight -= 1
-
-    async def _send(
-        self, request: web.Request, routed: RoutedRequest, instance: Instance
-    ) -> aiohttp.ClientResponse:
-        assert self._http is not None, "the application has not been started"
-        try:
-            return await self._http.request(
-                request.method,
-                instance.url + routed.path,
-                data=routed.body or None,
-                headers=_end_to_end(request.headers),
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamError(str(error)) from error
-
-    async def _pass_on(
-        self,
-        request: web.Request,
-        instance: Instance,
-        upstream: aiohttp.ClientResponse,
-        chunk: bytes,
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(status=upstream.status, headers=_end_to_end(upstream.headers))
-        await response.prepare(request)
-        while chunk:
-            try:
-                await response.write(chunk)
-            except ConnectionResetError:
-                # The client has left: the instance need not go on either.
-                upstream.close()
-                return response
-            try:
-                chunk = await _read(upstream)
-            except UpstreamError:
-                self.metrics.broken_streams.labels(instance.url).inc()
-                await _break_off(request, response)
-                return response
-        with contextlib.suppress(ConnectionResetError):
-            await response.write_eof()
-        return response
+            self.metrics.waiting.set(self.admission.waiting)
+        if not let_in:
+            wait_s = self.admission.retry_after_s()
+            raise Refused("displaced", "more urgent requests took its place", wait_s)
 
 
-async def _read(upstream: aiohttp.ClientResponse) -> bytes:
-    """Return what has come of the answer's body, b"" at its end."""
-    try:
-        return await upstream.content.readany()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise UpstreamError(str(error)) from error
-
-
-def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    kept = CIMultiDict[str]()
-    for name, value in headers.items():
-        if name.lower() not in HOP_HEADERS:
-            kept.add(name, value)
-    return kept
-
-
-async def _break_off(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell the client that the answer will not go on, as far as HTTP still allows."""
-    if response.content_type == SSE:
-        body = error_body("the instance broke off the answer", "upstream_error", 502)
-        with contextlib.suppress(ConnectionResetError):
-            await response.write(b"data: " + msgspec.json.encode(body) + b"\n\n")
-            await response.write_eof()
-    elif request.transport is not None:
-        # A chunked body without its end is the only sign that is left.
-        request.transport.abort()
+def _path(request: web.Request) -> str:
+    """Return the path and query as the client wrote them, without any host."""
+    return request.rel_url.raw_path_qs
 
 
 @web.middleware
@@ -263,4 +267,5 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPException as error:
         message = f"{request.method} {request.path}: {error.reason}"
-        return error_response(message, "invalid_request_error", error.status)
+        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return error_response(message, error.status, allow)

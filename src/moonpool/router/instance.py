@@ -15,7 +15,8 @@ class EngineFacts:
     """What an engine says of itself; the defaults stand until it was asked.
 
     loras: path by name. blocks: how many its KV cache holds, 0 where unknown. events: endpoints of
-    its KV events as (publisher, replay), replay "" where there is none.
+    its KV events as (publisher, replay), replay "" where there is none. started: when its process
+    began, as it writes it.
     """
 
     models: tuple[str, ...] = ()
@@ -25,6 +26,7 @@ class EngineFacts:
     blocks: int = 0
     hash_algorithm: str = ""
     events: tuple[tuple[str, str], ...] = ()
+    started: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,8 @@ class Instance:
     pending_tokens: float = 0.0
     draining: bool = False
     healthy: bool = True
+    misses: int = 0
+    asked: bool = False
 
     def is_up(self, now: float) -> bool:
         """Return whether the instance should be asked at ``now``."""

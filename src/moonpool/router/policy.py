@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from moonpool.errors import ConfigError
 from moonpool.router.index import PrefixIndex
@@ -18,11 +18,13 @@ __all__ = [
 class Policy(Protocol):
     """Chooses among instances that are up; called once for each attempt.
 
-    needs_prompt: whether ``request.prompt`` must be filled in; needs_pool: ``pool_tokens`` too.
+    needs_prompt: whether ``request.prompt`` must be filled in; needs_pool: ``pool_tokens`` too;
+    needs_session: whether a session should be made of the prompt where the client names none.
     """
 
     needs_prompt: bool
     needs_pool: bool
+    needs_session: bool
 
     def choose(self, request: RoutedRequest, candidates: Sequence[Instance]) -> Plan:
         """Return a plan with one of the candidates; there is always at least one."""
@@ -36,6 +38,7 @@ class RoundRobin:
 
     needs_prompt = False
     needs_pool = False
+    needs_session = False
 
     def __init__(self) -> None:
         self._turn = 0
@@ -55,6 +58,7 @@ class LeastLoaded:
 
     needs_prompt = False
     needs_pool = False
+    needs_session = False
 
     def __init__(self) -> None:
         self._turn = 0
@@ -70,15 +74,15 @@ class LeastLoaded:
         """Note nothing."""
 
 
-def _makers() -> dict[str, Callable[[PrefixIndex], Policy]]:
+def _classes() -> dict[str, type[Any]]:
     from moonpool.router.prefix import PrefixPolicy
     from moonpool.router.session import SessionHash
 
     return {
         "prefix": PrefixPolicy,
-        "session": lambda _: SessionHash(),
-        "least_loaded": lambda _: LeastLoaded(),
-        "round_robin": lambda _: RoundRobin(),
+        "session": SessionHash,
+        "least_loaded": LeastLoaded,
+        "round_robin": RoundRobin,
     }
 
 
@@ -87,7 +91,14 @@ NAMES = ("prefix", "session", "least_loaded", "round_robin")
 
 def create(name: str, index: PrefixIndex) -> Policy:
     """Return the policy of that name; raise ConfigError for a name that is none of ``NAMES``."""
-    makers = _makers()
-    if name not in makers:
+    made = _classes().get(name)
+    if made is None:
         raise ConfigError(f"policy: {name!r} is not allowed; allowed: {', '.join(NAMES)}")
-    return makers[name](index)
+    policy: Policy = made(index) if name == "prefix" else made()
+    return policy
+
+
+def policy_name(policy: Policy) -> str:
+    """Return the name under which ``create`` knows a policy, or that of its class."""
+    names = {made: name for name, made in _classes().items()}
+    return names.get(type(policy), type(policy).__name__)

@@ -23,6 +23,7 @@ class PrefixPolicy:
 
     needs_prompt = True
     needs_pool = True
+    needs_session = False
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moonpool.router.instance import Instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +36,19 @@ class RoutedRequest:
     """A request as policies see it. ``arrived_s`` is a time of the front's clock.
 
     session: names the conversation, "" where nothing does. pool_tokens: the prompt's head that
-    the pool has.
+    the pool has. ready_s: when it was its turn. home: the instance that must serve it, where only
+    one can; made: takes an answer's first bytes and who gave it.
     """
 
     path: str
     body: bytes = field(repr=False)
     arrived_s: float
+    ready_s: float = 0.0
     model: str = ""
     session: str = ""
     stream: bool = False
     prompt: Prompt = NO_PROMPT
     pool_tokens: float = 0.0
     fields: Any = field(default=None, repr=False)
+    home: Instance | None = None
+    made: Callable[[bytes, Instance], None] | None = None

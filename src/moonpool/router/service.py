@@ -51,8 +51,14 @@ async def serving(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-async def serve_until_signal(front: Front, sock: socket.socket) -> None:
+def serve_until_signal(front: Front, sock: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM."""
+    import uvloop
+
+    uvloop.run(_serve(front, sock))
+
+
+async def _serve(front: Front, sock: socket.socket) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

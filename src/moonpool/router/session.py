@@ -19,6 +19,7 @@ class SessionHash:
 
     needs_prompt = False
     needs_pool = False
+    needs_session = True
 
     def __init__(self) -> None:
         self._turn = 0

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from moonpool.router.front import Front
+from moonpool.router.options import Options
 from moonpool.router.service import listen, serving
 from tests.unit.router.upstream import closed_port, serving_app
 
@@ -64,19 +65,21 @@ class Upstream:
 
 
 @asynccontextmanager
-async def _front(*urls: str) -> AsyncIterator[tuple[Front, str]]:
-    front = Front(urls)
+async def _front(*urls: str, options: Options | None = None) -> AsyncIterator[tuple[Front, str]]:
+    front = Front(urls, options=options)
     sock = listen("port", "127.0.0.1", 0)
     async with serving(front, sock):
         yield front, f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 @asynccontextmanager
-async def _house(count: int) -> AsyncIterator[tuple[Front, str, list[Upstream]]]:
+async def _house(
+    count: int, options: Options | None = None
+) -> AsyncIterator[tuple[Front, str, list[Upstream]]]:
     upstreams = [Upstream(f"engine{place}") for place in range(count)]
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(serving_app(each.app())) for each in upstreams]
-        front, url = await stack.enter_async_context(_front(*urls))
+        front, url = await stack.enter_async_context(_front(*urls, options=options))
         yield front, url, upstreams
 
 
@@ -164,21 +167,12 @@ async def test_an_instance_that_comes_back_is_asked_again() -> None:
     now = 100.0
     front = Front(["http://a", "http://b"], clock=lambda: now)
     one, two = front.instances
-    front._note_failure(one)
-    assert front._candidates([]) == [two]
+    one.circuit.failure(now)
+    assert front.forward.candidates("", []) == [two]
     now += 11.0
-    assert front._candidates([]) == [one, two]
-
-
-async def test_pauses_grow_and_are_bounded() -> None:
-    front = Front(["http://a"], clock=lambda: 0.0)
-    (instance,) = front.instances
-    pauses = []
-    for _ in range(20):
-        front._note_failure(instance)
-        pauses.append(instance.circuit.open_until_s)
-    assert pauses[:3] == [0.5, 1.0, 2.0]
-    assert max(pauses) == 10.0
+    assert front.forward.candidates("", []) == [one, two]
+    two.draining = True
+    assert front.forward.candidates("", []) == [one]
 
 
 async def test_no_instance_at_all_is_an_error_in_openais_form() -> None:
@@ -200,7 +194,7 @@ async def test_unknown_paths_and_methods_are_errors_in_openais_form() -> None:
             assert "GET /nowhere" in (await response.json())["error"]["message"]
         async with http.get(f"{url}/v1/completions") as response:
             assert response.status == 405
-            assert (await response.json())["error"]["type"] == "invalid_request_error"
+            assert (await response.json())["error"]["type"] == "Method Not Allowed"
 
 
 async def test_a_broken_stream_ends_with_an_error_event() -> None:
@@ -233,14 +227,21 @@ async def test_an_instance_that_closes_without_an_answer_is_passed_over() -> Non
             assert (await response.json())["by"] == "alive"
 
 
-async def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moonpool.router.front.BODY_BYTES_MAX", 1024)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_too_large_is_refused(chunked: bool) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"x" * 1000
+
     async with (
-        _house(1) as (_, url, _),
-        aiohttp.request("POST", f"{url}/v1/completions", data=b"x" * 5000) as response,
+        _house(1, Options(body_bytes=1024)) as (_, url, (upstream,)),
+        aiohttp.request(
+            "POST", f"{url}/v1/completions", data=body() if chunked else b"x" * 5000
+        ) as response,
     ):
         assert response.status == 413
         assert "error" in await response.json()
+        assert not upstream.requests
 
 
 async def test_instances_can_be_replaced() -> None:

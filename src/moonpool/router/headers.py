@@ -1,0 +1,43 @@
+"""Which headers go on to the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from multidict import CIMultiDict
+
+# What belongs to one connection, or what this side sets itself (RFC 9110, section 7.6.1).
+HOP_HEADERS = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "http2-settings",
+        "host",
+        "content-length",
+        "accept-encoding",
+        "expect",
+    )
+)
+
+
+def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Return the headers without those of this connection, and those that it names itself."""
+    connection = headers.get("Connection", "")
+    named = (
+        {part.strip().lower() for part in connection.split(",")}
+        if "," in connection
+        else {connection.strip().lower()}
+    )
+    kept = CIMultiDict[str]()
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower not in HOP_HEADERS and lower not in named:
+            kept.add(name, value)
+    return kept

@@ -1,0 +1,96 @@
+"""The API's forms: errors as vLLM gives them, and the fields of a request that matter here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+PRIORITY_HEADER = "X-Moonpool-Priority"
+# What the router sets itself when prefill and decode are split: from a client it is an attack on
+# engines, some of which end with an assertion.
+PRIVATE_FIELDS = ("kv_transfer_params",)
+
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any_value = msgspec.json.Decoder()
+
+
+class BadRequest(Exception):
+    """A request that no instance needs to see; its text is for the client."""
+
+
+def error_body(message: str, status: int) -> dict[str, object]:
+    """Return an error as vLLM gives it."""
+    phrase = HTTPStatus(status).phrase
+    return {"error": {"message": message, "type": phrase, "param": None, "code": status}}
+
+
+def error_response(
+    message: str, status: int, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return an HTTP answer that carries ``error_body``."""
+    body = msgspec.json.encode(error_body(message, status))
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+class Fields:
+    """The top fields of a JSON object; their values are decoded when asked for.
+
+    Raises BadRequest for what is no JSON object.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            self._raw = _raw_fields.decode(body)
+        except msgspec.ValidationError:
+            raise BadRequest("the body must be a JSON object") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+    def raw(self, name: str) -> bytes:
+        """Return a field's JSON, b"" where it is missing or null."""
+        found = self._raw.get(name)
+        text = b"" if found is None else bytes(found).strip()
+        return b"" if text == b"null" else text
+
+    def get(self, name: str) -> Any:
+        """Return a field's value, None where it is missing. Raises BadRequest."""
+        text = self.raw(name)
+        try:
+            return _any_value.decode(text) if text else None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"{name} is not valid JSON: {error}") from None
+
+    def text(self, name: str) -> str:
+        """Return a field that is text, "" for anything else."""
+        value = self.get(name)
+        return value if isinstance(value, str) else ""
+
+    def is_true(self, name: str) -> bool:
+        """Return whether a field is what a lenient server takes for true."""
+        return self.raw(name).lower() in (b"true", b"1", b'"true"', b'"1"', b'"yes"', b'"on"')
+
+    def without_private(self, body: bytes) -> bytes:
+        """Return the body without the fields that only routers may set."""
+        if not any(name in self._raw for name in PRIVATE_FIELDS):
+            return body
+        for name in PRIVATE_FIELDS:
+            self._raw.pop(name, None)
+        return msgspec.json.encode(self._raw)
+
+
+def priority_of(headers: Mapping[str, str], most: int) -> int:
+    """Return the request's priority, 0 where none is given; raise BadRequest."""
+    text = headers.get(PRIORITY_HEADER)
+    if text is None:
+        return 0
+    try:
+        value = int(text)
+    except ValueError:
+        value = most + 1
+    if abs(value) > most:
+        raise BadRequest(f"{PRIORITY_HEADER}: a whole number from {-most} to {most} is allowed")
+    return value

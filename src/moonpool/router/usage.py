@@ -1,0 +1,43 @@
+"""Token counts at the end of an answer, read in passing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+TAIL_BYTES = 4096
+# Inside a JSON string the quotation mark would have a backslash before it.
+_PROMPT = re.compile(rb'[{,]\s*"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})\b')
+_CACHED = re.compile(rb'[{,]\s*"cached_tokens"\s*:\s*(\d{1,9})\b')
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an engine counted; cached_tokens is None where it does not say."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
+
+
+class Tail:
+    """Keeps the last bytes of an answer."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the answer."""
+        if len(chunk) >= TAIL_BYTES:
+            self._bytes = chunk[-TAIL_BYTES:]
+        else:
+            self._bytes = (self._bytes + chunk)[-TAIL_BYTES:]
+
+    def usage(self) -> Usage | None:
+        """Return the last counts that the tail holds."""
+        prompts = _PROMPT.findall(self._bytes)
+        if not prompts:
+            return None
+        cached = _CACHED.findall(self._bytes)
+        return Usage(int(prompts[-1]), int(cached[-1]) if cached else None)
