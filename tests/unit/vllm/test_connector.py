@@ -408,3 +408,76 @@ def test_pins_in_vllms_own_block_pool(connector: ModuleType) -> None:
     assert pool.get_num_free_blocks() == free - 4
     assert book.give_back(1)
     assert pool.get_num_free_blocks() == free
+
+
+def test_one_tensor_of_all_layers_is_taken_as_well(make: Make) -> None:
+    """Model runner V1 before vLLM 0.29 gives it if the connector prefers it."""
+    import torch
+
+    worker = make("WORKER")
+    assert worker.prefer_cross_layer_blocks is False, "a CPU's kernels take blocks as they are"
+    worker._vllm_config.device_config.device_type = "cuda"
+    assert worker.prefer_cross_layer_blocks is True
+    names = [f"layers.{n}.attn" for n in range(LAYERS)]
+    worker._kv_cache_config.kv_cache_tensors = [Bag(shared_by=[name]) for name in names]
+    # In memory [blocks, layers, 2, tokens, heads, size].
+    tensor = torch.zeros((BLOCKS, LAYERS, 2, BLOCK, 1, 2), dtype=torch.float32)
+
+    class Backend:
+        @staticmethod
+        def get_kv_cache_stride_order(
+            include_num_layers_dimension: bool = False,
+        ) -> tuple[int, ...]:
+            return (1, 0, 2, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
+
+    worker.register_cross_layers_kv_cache(tensor, Backend)
+    assert worker._worker.take_order() == "LKND"
+
+
+def test_the_first_step_tells_what_the_memory_is_like(make: Make) -> None:
+    both = Both(make, told=False)
+    req = tokens_of("a")
+    both.scheduler.on_new_request(req)
+    assert both.scheduler.get_num_new_matched_tokens(req, 0) == (None, False)
+    both.step({})
+    assert both.scheduler.get_num_new_matched_tokens(req, 0) == (0, False)
+    assert both.step({}).kv_connector_worker_meta is None
+
+
+def test_saves_begin_in_steps_without_a_forward_pass_too(make: Make, pool: FakePool) -> None:
+    """Before vLLM 0.29 such a step does not call wait_for_save."""
+    both = Both(make)
+    req = tokens_of("a")
+    both.scheduler.on_new_request(req)
+    both.scheduler.get_num_new_matched_tokens(req, 0)
+    for at in range(5):
+        both.write(1 + at, req.block_hashes[at])
+    req.num_computed_tokens = 20
+    both.scheduler.request_finished_all_groups(req, ([1, 2, 3, 4, 5],))
+    meta = both.scheduler.build_connector_meta(
+        Bag(num_scheduled_tokens={}, kv_connector_block_state=None)
+    )
+    assert meta.saves
+    both.worker.handle_preemptions(meta)
+    both.worker.bind_connector_metadata(meta)
+    both.worker.start_load_kv(None)
+    both.worker.get_finished(set())
+    both.worker.clear_connector_metadata()
+    _until(lambda: pool.objects)
+
+
+def test_tables_are_kept_where_vllm_gives_none(make: Make, pool: FakePool) -> None:
+    """Before vLLM 0.29: the scheduler's output says what is new."""
+    both = Both(make)
+    req = tokens_of("a")
+    both.scheduler.on_new_request(req)
+    both.scheduler.get_num_new_matched_tokens(req, 0)
+    none = Bag(req_ids=[], resumed_req_ids=set(), new_block_ids=[])
+    output = Bag(
+        num_scheduled_tokens={"a": 16},
+        finished_req_ids=set(),
+        scheduled_new_reqs=[Bag(req_id="a", block_ids=([1, 2, 3, 4],))],
+        scheduled_cached_reqs=none,
+    )
+    (job,) = both.scheduler.build_connector_meta(output).saves
+    assert job.block_ids.tolist() == [1, 2, 3, 4]
