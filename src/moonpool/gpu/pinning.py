@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from moonpool.gpu.base import Driver, GpuError
 from moonpool.gpu.runs import NONE_PINNED, Pinned
 from moonpool.transport import native
@@ -60,7 +58,6 @@ class Pinning:
         self._limit_bytes = limit_bytes
         self._changed = threading.Condition()
         self._regions: dict[int, _Region] = {}
-        self._fixed: list[tuple[int, int]] = []
         self._todo: deque[_Region] = deque()
         self._thread: threading.Thread | None = None
         self._table: Pinned = NONE_PINNED
@@ -75,8 +72,7 @@ class Pinning:
     def include(self, address: int, nbytes: int) -> None:
         """Count memory as pinned that was allocated so."""
         with self._changed:
-            self._fixed.append((address, nbytes))
-            self._rebuild()
+            self._table = self._table.plus(address, nbytes)
 
     def attach(self, address: int, nbytes: int) -> None:
         """Pin a mapping in the background."""
@@ -101,7 +97,7 @@ class Pinning:
                 return
             del self._regions[address]
             region.closing = True
-            self._rebuild()
+            self._table = self._table.outside(address, region.nbytes)
             idle = self._changed.wait_for(
                 lambda: not region.users and not region.busy, DETACH_S_MAX
             )
@@ -185,7 +181,8 @@ class Pinning:
                 if not failure:
                     region.chunks.append((region.address + at, nbytes))
                     self._pinned_bytes += nbytes
-                    self._rebuild()
+                    if not region.closing:
+                        self._table = self._table.plus(region.address + at, nbytes)
                 self._changed.notify_all()
             if failure:
                 self._complain(failure)
@@ -210,9 +207,3 @@ class Pinning:
         if not self._complained:
             self._complained = True
             _log.warning("memory of the pool is not pinned any further, copies are slower: %s", why)
-
-    def _rebuild(self) -> None:
-        chunks = [chunk for region in self._regions.values() for chunk in region.chunks]
-        ranges = np.array(sorted(chunks + self._fixed), np.uint64).reshape(-1, 2)
-        starts = np.ascontiguousarray(ranges[:, 0])
-        self._table = Pinned(starts, starts + ranges[:, 1])

@@ -48,6 +48,17 @@ class Pinned(NamedTuple):
         inside = runs.host + runs.sizes <= self.ends[np.maximum(i, 0)]
         return np.asarray(inside & (i >= 0))
 
+    def plus(self, address: int, nbytes: int) -> Pinned:
+        """Return them with one more."""
+        i = np.searchsorted(self.starts, np.uint64(address))
+        ends = np.insert(self.ends, i, np.uint64(address + nbytes))
+        return Pinned(np.insert(self.starts, i, np.uint64(address)), ends)
+
+    def outside(self, address: int, nbytes: int) -> Pinned:
+        """Return those that do not start in a range."""
+        keep = (self.starts < address) | (self.starts >= address + nbytes)
+        return Pinned(self.starts[keep], self.ends[keep])
+
 
 NONE_PINNED = Pinned(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
 
