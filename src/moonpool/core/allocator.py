@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Any
 
 from moonpool.core.sizes import Plan, Plans
 from moonpool.core.slabs import SlabMap
@@ -11,17 +12,21 @@ from moonpool.core.slabs import SlabMap
 class Span:
     """A run of slabs cut into slots; bit i of ``free`` is set while slot i is free."""
 
-    __slots__ = ("free", "plan", "queued", "start")
+    __slots__ = ("free", "owners", "plan", "queued", "start")
 
     def __init__(self, start: int, plan: Plan) -> None:
         self.start = start
         self.plan = plan
         self.free = (1 << plan.count) - 1
+        self.owners: list[Any] = [None] * plan.count
         self.queued = False
 
 
 class SlabAllocator:
-    """Allocates byte ranges of one segment's data area; offsets and sizes are bytes."""
+    """Allocates byte ranges of one segment's data area; offsets and sizes are bytes.
+
+    It also remembers whose each range is, in 8 bytes a slot.
+    """
 
     def __init__(self, data_bytes: int) -> None:
         self._plans = Plans(data_bytes)
@@ -58,14 +63,10 @@ class SlabAllocator:
 
     def free(self, offset: int) -> int:
         """Give space back; return its capacity. The offset must be one that is allocated."""
-        span = self._spans[offset // self.slab_bytes]
-        if span is None:
-            raise ValueError(f"nothing is allocated at {offset}")
+        span, index = self._slot(offset)
         plan = span.plan
-        index, rest = divmod(offset - span.start * self.slab_bytes, plan.capacity)
-        if rest or index >= plan.count or span.free >> index & 1:
-            raise ValueError(f"nothing is allocated at {offset}")
         span.free |= 1 << index
+        span.owners[index] = None
         self.used_bytes -= plan.capacity
         self.filled_bytes -= plan.cost
         if span.free == (1 << plan.count) - 1:
@@ -74,6 +75,29 @@ class SlabAllocator:
         elif not span.queued:
             self._queue(span)
         return plan.capacity
+
+    def own(self, offset: int, owner: Any) -> None:
+        """Say whose an allocated range is."""
+        span, index = self._slot(offset)
+        span.owners[index] = owner
+
+    def owner(self, offset: int) -> Any:
+        """Return whose an allocated range is."""
+        span, index = self._slot(offset)
+        return span.owners[index]
+
+    def capacity_at(self, offset: int) -> int:
+        """Return the bytes of an allocated range."""
+        return self._slot(offset)[0].plan.capacity
+
+    def _slot(self, offset: int) -> tuple[Span, int]:
+        span = self._spans[offset // self.slab_bytes]
+        if span is None:
+            raise ValueError(f"nothing is allocated at {offset}")
+        index, rest = divmod(offset - span.start * self.slab_bytes, span.plan.capacity)
+        if rest or index >= span.plan.count or span.free >> index & 1:
+            raise ValueError(f"nothing is allocated at {offset}")
+        return span, index
 
     def reserve(self, offset: int, capacity: int) -> bool:
         """Take the space of an earlier allocation; False if it cannot be one or is taken."""
@@ -157,12 +181,17 @@ class SlabAllocator:
         span.queued = True
         heappush(self._partial.setdefault(span.plan.capacity, []), span.start)
 
-    def allocated(self) -> list[tuple[int, int]]:
-        """Return (offset, capacity) of everything allocated, by offset."""
-        found: list[tuple[int, int]] = []
+    def allocated(self) -> list[tuple[int, int, Any]]:
+        """Return (offset, capacity, owner) of everything allocated, by offset."""
+        found: list[tuple[int, int, Any]] = []
         for slab, span in enumerate(self._spans):
             if span is not None and span.start == slab:
-                found += [(offset, span.plan.capacity) for offset in self._allocated(span)]
+                base, capacity = span.start * self.slab_bytes, span.plan.capacity
+                found += [
+                    (base + i * capacity, capacity, owner)
+                    for i, owner in enumerate(span.owners)
+                    if not span.free >> i & 1
+                ]
         return found
 
     def validate(self) -> None:
@@ -179,6 +208,8 @@ class SlabAllocator:
             busy = plan.count - span.free.bit_count()
             assert 0 < busy <= plan.count
             assert span.free.bit_length() <= plan.count
+            assert len(span.owners) == plan.count
+            assert all(span.owners[i] is None for i in range(plan.count) if span.free >> i & 1)
             used += busy * plan.capacity
             filled += busy * plan.cost
             if plan.count > 1:

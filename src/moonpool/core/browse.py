@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from moonpool.core import codes
-from moonpool.core.index import Object
+from moonpool.core.index import Object, children_of
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
     Failed,
@@ -53,14 +55,16 @@ def stat(state: State, request: Stat, _peer: str) -> Listed:
 def status(state: State, _request: GetStatus, _peer: str) -> Status:
     """Return the pool at a glance."""
     pending: dict[int, int] = {}
+    unfinished: Counter[int] = Counter()
     for put in state.puts.values():
+        unfinished.update(slot.segment for slot in put.slots + put.held)
         for slot in put.held:
             pending[slot.segment] = pending.get(slot.segment, 0) + put.capacity
     segments = [
         SegmentStatus(
             info=each.info,
             used_bytes=each.space.used_bytes,
-            objects=sum(isinstance(owner, Object) for owner in each.owners.values()),
+            objects=each.table.used - unfinished[handle],
             ready=each.ready,
             pending_bytes=pending.get(handle, 0),
         )
@@ -88,10 +92,10 @@ def _info(state: State, each: Object) -> ObjectInfo:
         generation=where.generation,
         complete=True,
         pinned=each.pinned,
-        children=each.children,
+        children=sum(1 for _ in children_of(each)),
         leases=each.leases,
-        created_s_ago=state.now - each.created_at,
-        used_s_ago=state.now - each.used_at,
+        created_s_ago=state.ago(each.serial),
+        used_s_ago=state.ago(each.used),
         segments=[_name(state, slot.segment) for slot in where.slots],
     )
 

@@ -15,40 +15,42 @@ class Leaves:
 
     An entry may be out of date: its object was used since, got a child or a lease, or is gone.
     It is corrected when it comes up; whoever makes an object evictable again offers it again.
+    The heap is one of the objects themselves, by their ``rank``: no entry costs more than 8 bytes.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Object]] = []
+        self._heap: list[Object] = []
 
     def offer(self, offered: Object, objects: int) -> None:
         """Consider an object (of ``objects`` in the pool) that may now be evictable."""
         if offered.queued or not is_evictable_leaf(offered):
             return
         if len(self._heap) > _COMPACT_MIN + 2 * objects:
-            self._heap = [entry for entry in self._heap if entry[2].alive]
+            self._heap = [each for each in self._heap if each.alive]
             heapify(self._heap)
-        offered.queued = True
-        heappush(self._heap, (offered.used, offered.serial, offered))
+        offered.rank = offered.used
+        heappush(self._heap, offered)
 
     def pop(self) -> Object | None:
         """Take out the evictable leaf used least recently; offer it again or remove it."""
         heap = self._heap
         while heap:
-            used, _, coldest = heappop(heap)
+            coldest = heappop(heap)
             if not is_evictable_leaf(coldest):
-                coldest.queued = False
-            elif coldest.used != used:
-                heappush(heap, (coldest.used, coldest.serial, coldest))
+                coldest.rank = -1
+            elif coldest.used != coldest.rank:
+                coldest.rank = coldest.used
+                heappush(heap, coldest)
             else:
-                coldest.queued = False
+                coldest.rank = -1
                 return coldest
         return None
 
     def validate(self, objects: Iterable[Object]) -> None:
         """Raise AssertionError if an evictable leaf is not queued, or queued twice."""
-        queued = [entry[2] for entry in self._heap if entry[2].alive]
+        queued = [each for each in self._heap if each.alive]
         assert len(queued) == len(set(queued))
-        assert all(entry[0] <= entry[2].used for entry in self._heap)
+        assert all(each.rank <= each.used for each in self._heap)
         found = set(queued)
         for each in objects:
             assert each.queued == (each in found)
@@ -58,7 +60,10 @@ class Leaves:
 def is_evictable_leaf(candidate: Object) -> bool:
     """Tell whether an object may be evicted by itself."""
     return (
-        candidate.alive and not candidate.children and not candidate.leases and not candidate.pinned
+        candidate.alive
+        and candidate.first_child is None
+        and not candidate.leases
+        and not candidate.pinned
     )
 
 

@@ -2,41 +2,93 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
 
 import msgspec
 
-from moonpool.core.messages import Located
+from moonpool.core.marks import Marks
+from moonpool.core.messages import Located, Slot
 
 _COMPACT_MIN = 1024
+_PLACE = struct.Struct("<QQQ")
+_SLOT = struct.Struct("<QII")
+_WITH_SLOT = struct.Struct("<QQQQII")
 
 
-class Object(msgspec.Struct, eq=False):
-    """A committed object. Only Index changes its links.
+class Object(msgspec.Struct, order=True, gc=False):
+    """A committed object. Only Index changes its links, and cuts them when the object goes.
 
-    ``where`` is its location as Get answers it; ``capacity`` the bytes each replica occupies;
-    ``used`` grows with each use in the whole pool, so that it orders objects by last use.
+    There may be many millions: a field costs 8 bytes, a number of its own 32. ``serial`` and
+    ``used`` are stamps of State: they order objects by age and by last use, and tell the time.
+    ``rank`` is ``used`` as it was when the object was queued for eviction, -1 while it is not.
+    Objects are ordered by rank, then serial, which no two share.
     """
 
-    key: bytes
-    parent_key: bytes
-    where: Located
-    capacity: int
+    rank: int
     serial: int
     used: int
-    used_at: float
-    created_at: float
+    key: bytes
+    parent_key: bytes
+    place: bytes
     pinned: bool = False
-    alive: bool = True
-    queued: bool = False
     leases: int = 0
-    children: int = 0
     parent: Object | None = None
     first_child: Object | None = None
     next: Object | None = None
     previous: Object | None = None
+
+    __hash__ = object.__hash__
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is in the index; one that is not has no place."""
+        return bool(self.place)
+
+    @property
+    def queued(self) -> bool:
+        """Whether it is queued for eviction."""
+        return self.rank >= 0
+
+    @property
+    def where(self) -> Located:
+        """Its location, as Get answers it."""
+        place = self.place
+        if len(place) == _WITH_SLOT.size:
+            generation, checksum, size, offset, index, segment = _WITH_SLOT.unpack(place)
+            return Located(size, checksum, generation, [Slot(segment, index, offset)])
+        generation, checksum, size = _PLACE.unpack_from(place)
+        return Located(size, checksum, generation, self.slots)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The places of its replicas."""
+        found = _SLOT.iter_unpack(memoryview(self.place)[_PLACE.size :])
+        return [Slot(segment, index, offset) for offset, index, segment in found]
+
+    @property
+    def generation(self) -> int:
+        """The generation of its put."""
+        return int.from_bytes(self.place[:8], "little")
+
+    def move(self, slots: list[Slot]) -> None:
+        """Set the places of its replicas."""
+        self.place = self.place[: _PLACE.size] + _packed(slots)
+
+
+def placed(where: Located) -> bytes:
+    """Return a location as objects keep it."""
+    if len(where.slots) == 1:
+        (slot,) = where.slots
+        place = where.generation, where.checksum, where.size
+        return _WITH_SLOT.pack(*place, slot.offset, slot.index, slot.segment)
+    return _PLACE.pack(where.generation, where.checksum, where.size) + _packed(where.slots)
+
+
+def _packed(slots: list[Slot]) -> bytes:
+    return b"".join(_SLOT.pack(slot.offset, slot.index, slot.segment) for slot in slots)
 
 
 def children_of(parent: Object) -> Iterator[Object]:
@@ -48,37 +100,33 @@ def children_of(parent: Object) -> Iterator[Object]:
 
 
 class Index:
-    """All complete objects.
+    """All complete objects; ``marks`` follows which there are.
 
     Children whose parent is not there wait in a chain under its key and are linked when it comes.
     """
 
-    def __init__(self) -> None:
-        self.spaces: dict[bytes, dict[bytes, Object]] = {}
-        self.count = 0
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
+        self.by_key: dict[bytes, Object] = {}
         self.orphans: dict[bytes, Object] = {}
         self._log: list[Object] = []
         self._dead = 0
         self._cycles_possible = False
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.by_key)
+
     def find(self, key: bytes) -> Object | None:
         """Return the object of a packed key; None also for bytes that are no packed key."""
-        if not key:
-            return None
-        cut = key[0] + 1
-        space = self.spaces.get(key[1:cut])
-        return None if space is None else space.get(key[cut:])
+        return self.by_key.get(key)
 
     def add(self, added: Object) -> None:
         """Add an object whose key is not there; its serial must be the highest so far."""
         key = added.key
-        cut = key[0] + 1
-        namespace = key[1:cut]
-        space = self.spaces.get(namespace)
-        if space is None:
-            space = self.spaces[namespace] = {}
-        space[key[cut:]] = added
-        self.count += 1
+        self.by_key[key] = added
+        self.marks.add(key)
         self._log.append(added)
         waiting = self.orphans.pop(key, None) if self.orphans else None
         if waiting is not None:
@@ -88,19 +136,14 @@ class Index:
             if parent is not None:
                 self._cycles_possible |= waiting is not None
                 added.parent_key = parent.key
-                parent.children += 1
             self._insert(added, parent)
 
     def remove(self, removed: Object) -> Object | None:
-        """Remove an object; return its parent. Its children wait for it to come back."""
+        """Remove an object and its place; return its parent. Its children wait for it."""
         key = removed.key
-        cut = key[0] + 1
-        space = self.spaces[key[1:cut]]
-        del space[key[cut:]]
-        if not space:
-            del self.spaces[key[1:cut]]
-        self.count -= 1
-        removed.alive = False
+        del self.by_key[key]
+        self.marks.remove(key)
+        removed.place = b""
         parent = removed.parent
         if removed.parent_key:
             self._cut(removed)
@@ -109,7 +152,6 @@ class Index:
                 child.parent = None
             self.orphans[key] = removed.first_child
             removed.first_child = None
-            removed.children = 0
         self._dead += 1
         if self._dead > _COMPACT_MIN and self._dead > self.count:
             self._log = [each for each in self._log if each.alive]
@@ -153,7 +195,6 @@ class Index:
         for child in children_of(parent):
             child.parent = parent
             child.parent_key = parent.key
-            parent.children += 1
 
     def _insert(self, child: Object, parent: Object | None) -> None:
         """Put a child at the head of its chain: its parent's, or that of the waiting."""
@@ -180,14 +221,13 @@ class Index:
             self.orphans[child.parent_key] = after
         else:
             del self.orphans[child.parent_key]
-        if parent is not None:
-            parent.children -= 1
         child.parent = child.next = child.previous = None
 
     def validate(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
         objects = list(self)
-        assert self.count == len(objects) == sum(map(len, self.spaces.values()))
+        assert self.count == len(objects)
+        self.marks.validate(list(self.by_key))
         assert self._dead == len(self._log) - len(objects)
         serials = [each.serial for each in self._log]
         assert serials == sorted(set(serials))
@@ -197,16 +237,14 @@ class Index:
             if each.parent is not None:
                 assert each.parent.alive
                 assert each.parent.key == each.parent_key
-            linked += self._validate_chain(each.first_child, each, each.key, each.children)
+            linked += self._validate_chain(each.first_child, each, each.key)
         for key, first in self.orphans.items():
             assert self.find(key) is None
-            linked += self._validate_chain(first, None, key, None)
+            linked += self._validate_chain(first, None, key)
         assert linked == sum(bool(each.parent_key) for each in objects)
 
     @staticmethod
-    def _validate_chain(
-        first: Object | None, parent: Object | None, key: bytes, count: int | None
-    ) -> int:
+    def _validate_chain(first: Object | None, parent: Object | None, key: bytes) -> int:
         before: Object | None = None
         length = 0
         while first is not None:
@@ -216,5 +254,4 @@ class Index:
             assert first.previous is before
             before, first = first, first.next
             length += 1
-        assert count is None or length == count
         return length

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from moonpool.core import browse, codes, nodes, puts, reads, removal
 from moonpool.core import messages as m
+from moonpool.core.marks import Marks
 from moonpool.core.room import evict_to_watermark
 from moonpool.core.settings import MasterConfig
 from moonpool.core.state import State
@@ -71,8 +72,9 @@ class MasterState:
     answered by Failed and changes nothing; one item's failure is that item's code.
     """
 
-    def __init__(self, config: MasterConfig, epoch: int) -> None:
-        self.state = State(config, epoch)
+    def __init__(self, config: MasterConfig, epoch: int, marks: Marks | None = None) -> None:
+        """``marks`` follows the objects, in memory of the caller's choice."""
+        self.state = State(config, epoch, marks)
 
     def handle(self, request: m.Request | m.PeerGone | m.Tick, peer: str, now: float) -> Outcome:
         """Serve a request of the session ``peer``.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from moonpool.core import codes
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
 from moonpool.core.index import Object
@@ -89,7 +87,7 @@ def _take_back_places(state: State, segment: Segment) -> None:
         put.absent -= 1
         slot = segment.reserve(place.index, place.offset, put.capacity) if same else None
         if slot is not None:
-            segment.owners[slot.offset] = put
+            segment.own(slot.offset, put)
             put.held.append(slot)
             if put.orphaned and put.client:
                 clients[put.client] = None
@@ -143,36 +141,38 @@ def _is_sane(found: Found) -> bool:
 def _adopt(state: State, segment: Segment, found: Found) -> bool:
     """Make a found object readable, unless a newer one of its key is known."""
     known = state.index.find(found.key)
-    if known is not None and known.where.generation >= found.generation:
-        return known.where.generation == found.generation and _add_replica(segment, found, known)
+    if known is not None and known.generation >= found.generation:
+        return known.generation == found.generation and _add_replica(state, segment, found, known)
     slot = segment.reserve(found.index, found.offset, found.capacity)
     if slot is None:
         return False
     if known is not None:
-        for old in known.where.slots:
-            state.drop_slot(old, known.where.generation)
+        for old in known.slots:
+            state.drop_slot(old, known.generation)
         state.remove_object(known)
         state.counters["announce_replaced"] += 1
     state.generation = max(state.generation, found.generation)
     where = Located(found.size, found.checksum, found.generation, [slot])
-    state.add_object(found.key, found.parent, where, found.capacity, pinned=False)
+    state.add_object(found.key, found.parent, where, pinned=False)
     return True
 
 
-def _add_replica(segment: Segment, found: Found, known: Object) -> bool:
+def _add_replica(state: State, segment: Segment, found: Found, known: Object) -> bool:
     where = known.where
     if (where.size, where.checksum) != (found.size, found.checksum):
         return False
     for slot in where.slots:
         if slot.segment == segment.handle:
             return (slot.index, slot.offset) == (found.index, found.offset)
-    if known.capacity != found.capacity:
+    beside = where.slots[0]
+    space = state.segments.by_handle[beside.segment].space
+    if space.capacity_at(beside.offset) != found.capacity:
         return False
     added = segment.reserve(found.index, found.offset, found.capacity)
     if added is None:
         return False
-    segment.owners[added.offset] = known
-    known.where = msgspec.structs.replace(where, slots=[*where.slots, added])
+    segment.own(added.offset, known)
+    known.move([*where.slots, added])
     return True
 
 
@@ -191,7 +191,7 @@ def _keep_writing(state: State, segment: Segment, found: Found) -> bool:
     elif put.orphaned and put.client:
         state.push(segment.peer, FenceWriter(put.client, state.generation))
     put.held.append(place)
-    segment.owners[place.offset] = put
+    segment.own(place.offset, put)
     return True
 
 
@@ -234,18 +234,17 @@ def node_gone(state: State, peer: str) -> None:
 def drop_segment(state: State, segment: Segment) -> None:
     """Forget a segment. Unfinished puts keep their places there, should it come back."""
     state.segments.unmount(segment)
-    for owner in list(segment.owners.values()):
+    for _, owner in segment.owners():
         if isinstance(owner, Put):
             _lose_place(state, segment, owner)
         else:
             _lose_replica(state, segment, owner)
-    segment.owners.clear()
     _bound_absent(state)
 
 
 def _lose_replica(state: State, segment: Segment, owner: Object) -> None:
-    rest = [slot for slot in owner.where.slots if slot.segment != segment.handle]
-    owner.where = msgspec.structs.replace(owner.where, slots=rest)
+    rest = [slot for slot in owner.slots if slot.segment != segment.handle]
+    owner.move(rest)
     if not rest:
         state.counters["lost_objects"] += 1
         state.remove_object(owner)

@@ -75,9 +75,7 @@ class _Starter:
             return _EXISTS
         above = state.index.find(parent) if parent else None
         if above is not None:
-            state.uses += 1
-            above.used = state.uses
-            above.used_at = state.now
+            above.used = state.stamp()
         return self.grant(item, space_needed(key, size))
 
     def grant(self, item: PutItem, needed: int) -> Grant:
@@ -113,7 +111,7 @@ class _Starter:
             slots,
         )
         for slot in slots:
-            state.segments.by_handle[slot.segment].owners[slot.offset] = put
+            state.segments.by_handle[slot.segment].own(slot.offset, put)
         add_put(state, put)
         state.in_progress[put.key] = put
         state.put_queue.append(put)
@@ -187,7 +185,7 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
     state.resolve_put(put)
     state.remember_end(put)
     where = Located(put.size, checksum, generation, slots)
-    state.add_object(put.key, put.parent, where, put.capacity, pinned=put.pinned)
+    state.add_object(put.key, put.parent, where, pinned=put.pinned)
     state.counters["puts"] += 1
     state.counters["put_bytes"] += put.size
     return codes.OK

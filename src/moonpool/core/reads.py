@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterable
-from itertools import takewhile
-from operator import itemgetter
 
 from moonpool.core import codes
 from moonpool.core.checks import is_packed
 from moonpool.core.index import Object
-from moonpool.core.keys import KEY_BYTES_MAX
+from moonpool.core.keys import DIGEST_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
     MATCH_DIGESTS_MAX,
@@ -44,8 +40,12 @@ def match(state: State, request: Match, _peer: str) -> Matched | Failed:
     if total > MATCH_DIGESTS_MAX or stride < 1:
         text = f"{total} digests, stride {stride}: {MATCH_DIGESTS_MAX} and at least 1 are allowed"
         return Failed(codes.INVALID, text)
-    known = state.index.spaces.get(request.namespace)
-    count = 0 if known is None else _prefix(known, digests, width, stride)
+    count = 0
+    if len(request.namespace) <= NAMESPACE_BYTES_MAX:
+        if width == DIGEST_BYTES:
+            count = state.index.marks.prefix(request.namespace, digests, min(stride, total + 1))
+        else:
+            count = _prefix(state, request)
     counters = state.counters
     counters["matches"] += 1
     counters["match_blocks"] += total
@@ -53,21 +53,23 @@ def match(state: State, request: Match, _peer: str) -> Matched | Failed:
     return Matched(count)
 
 
-def _prefix(known: dict[bytes, Object], digests: bytes, width: int, stride: int) -> int:
-    if stride == 1:
-        names = map(itemgetter(0), struct.iter_unpack(f"{width}s", digests))
-        return _count(known, names)
+def _prefix(state: State, request: Match) -> int:
+    """Do what the marks do for 16-byte digests, for names of any other length."""
+    known, stride, digests = state.index.by_key, request.stride, request.digests
+    width = request.digest_bytes
+    start = bytes((len(request.namespace),)) + request.namespace
     total = len(digests) // width
-    ends = range(stride - 1, total, stride)
-    full = stride * _count(known, (digests[i * width : i * width + width] for i in ends))
+
+    def there(block: int) -> bool:
+        return start + digests[block * width : (block + 1) * width] in known
+
+    full = 0
+    while full + stride <= total and there(full + stride - 1):
+        full += stride
     for last in range(min(full + stride - 1, total) - 1, full - 1, -1):
-        if digests[last * width : (last + 1) * width] in known:
+        if there(last):
             return last + 1
     return full
-
-
-def _count(known: dict[bytes, Object], names: Iterable[bytes]) -> int:
-    return len(list(takewhile(known.__contains__, names)))
 
 
 def match_keys(state: State, request: MatchKeys, _peer: str) -> Matched | Failed:
@@ -89,8 +91,7 @@ def exists(state: State, request: Exists, _peer: str) -> Existing | Failed:
     """Return which keys are there."""
     if len(request.keys) > BATCH_ITEMS_MAX:
         return _too_many(request.keys)
-    find = state.index.find
-    return Existing(bytes([find(key) is not None for key in request.keys]))
+    return Existing(bytes(map(state.index.by_key.__contains__, request.keys)))
 
 
 def get(state: State, request: Get, peer: str) -> Got | Failed:
@@ -143,11 +144,9 @@ def _lease(state: State, request: Get | Hold, peer: str, known: list[Object]) ->
             return Failed(codes.INVALID, "too many leases, or too many objects in them")
         expires = state.now + min(lease_s, state.config.lease_s_max)
         state.leases.take(peer, request.lease, known, expires)
-    state.uses += 1
-    uses, now = state.uses, state.now
+    used = state.stamp()
     for each in known:
-        each.used = uses
-        each.used_at = now
+        each.used = used
     return None
 
 

@@ -44,6 +44,6 @@ def remove_all(state: State, request: RemoveAll, _peer: str) -> Matched:
 
 def _take_out(state: State, found: Object) -> None:
     state.counters["removed"] += 1
-    for slot in found.where.slots:
-        state.drop_slot(slot, found.where.generation)
+    for slot in found.slots:
+        state.drop_slot(slot, found.generation)
     state.remove_object(found)

@@ -21,10 +21,9 @@ _FAMILY_MAX = 8192
 
 def evict(state: State, evicted: Object) -> int:
     """Remove an object to make room; return the bytes it took."""
-    freed = evicted.capacity * len(evicted.where.slots)
+    freed = state.remove_object(evicted)
     state.counters["evicted_objects"] += 1
     state.counters["evicted_bytes"] += freed
-    state.remove_object(evicted)
     return freed
 
 
@@ -61,7 +60,7 @@ def _evict_leaves(state: State, usable: list[Segment], size: int) -> tuple[Segme
         coldest = _coldest(state)
         if coldest is None:
             return None
-        handles = [slot.segment for slot in coldest.where.slots]
+        handles = [slot.segment for slot in coldest.slots]
         budget -= evict(state, coldest)
         for segment in usable:
             if segment.handle in handles:
@@ -83,7 +82,7 @@ def _empty_region(state: State, usable: list[Segment], size: int) -> tuple[Segme
     state.offer(coldest)
     by_handle = {each.handle: each for each in usable}
     for leaf in coldest:
-        for slot in leaf.where.slots if leaf.alive else ():
+        for slot in leaf.slots if leaf.alive else ():
             segment = by_handle.get(slot.segment)
             if segment is not None and _empty_around(state, segment, slot.offset, size):
                 taken = segment.take(size)
@@ -96,7 +95,7 @@ def _empty_around(state: State, segment: Segment, offset: int, size: int) -> boo
     offsets = segment.space.blockers(size, offset)
     if offsets is None:
         return False
-    owners = [segment.owners[each] for each in offsets]
+    owners = [segment.owner(each) for each in offsets]
     objects = [each for each in owners if isinstance(each, Object)]
     if len(objects) < len(owners):
         return False

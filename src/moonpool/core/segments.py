@@ -37,9 +37,9 @@ class Put(msgspec.Struct, eq=False):
 
 
 class Segment:
-    """A mounted segment: its space, its table, and what lies at each offset."""
+    """A mounted segment: its space with what lies at each offset, and its table."""
 
-    __slots__ = ("handle", "info", "owners", "peer", "ready", "space", "table")
+    __slots__ = ("handle", "info", "peer", "ready", "space", "table")
 
     def __init__(self, info: SegmentInfo, peer: str) -> None:
         self.info = info
@@ -47,7 +47,6 @@ class Segment:
         self.peer = peer
         self.space = SlabAllocator(info.data_bytes)
         self.table = SlotTable(info.slots)
-        self.owners: dict[int, Object | Put] = {}
         self.ready = False
 
     @property
@@ -80,11 +79,23 @@ class Segment:
             return None
         return Slot(self.handle, index, offset)
 
-    def release(self, slot: Slot) -> None:
-        """Give a place back."""
-        del self.owners[slot.offset]
-        self.space.free(slot.offset)
+    def release(self, slot: Slot) -> int:
+        """Give a place back; return its bytes."""
         self.table.give(slot.index)
+        return self.space.free(slot.offset)
+
+    def own(self, offset: int, owner: Object | Put) -> None:
+        """Say whose a place is."""
+        self.space.own(offset, owner)
+
+    def owner(self, offset: int) -> Object | Put | None:
+        """Return whose a place is; None if it is free."""
+        found: Object | Put | None = self.space.owner(offset)
+        return found
+
+    def owners(self) -> list[tuple[int, Object | Put]]:
+        """Return (offset, owner) of everything in it, by offset."""
+        return [(offset, owner) for offset, _, owner in self.space.allocated()]
 
     def is_called(self, name: str) -> bool:
         """Tell whether a put that prefers ``name`` means this segment."""

@@ -29,8 +29,8 @@ class MasterConfig:
     replicas_max: int = 8
     evictions_per_tick_max: int = 1024
     """Bounds how long one Tick keeps other requests waiting."""
-    recent_ends_max: int = 65_536
-    """Ended puts remembered, so that a repeated PutEnd is answered like the first."""
+    recent_ends_max: int = 16_384
+    """Ended puts remembered, up to twice as many: a repeated PutEnd is answered like the first."""
     absent_claims_max: int = 65_536
     """Slots remembered that unfinished puts hold on nodes that are away."""
     list_scan_max: int = 65_536

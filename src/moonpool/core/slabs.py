@@ -120,9 +120,10 @@ class SlabMap:
     def validate(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
         assert self.free_count == sum(self._free)
+        queued = [set(heap) for heap in self._heaps]
         for chunk, mask in enumerate(self._masks):
             flags = self._free[chunk * CHUNK : (chunk + 1) * CHUNK]
             assert mask == sum(flag << bit for bit, flag in enumerate(flags))
             order = largest_order(mask)
             assert self._orders[chunk] == order
-            assert order < 0 or chunk in self._heaps[order]
+            assert order < 0 or chunk in queued[order]

@@ -7,32 +7,34 @@ from collections import Counter, deque
 from typing import Final
 
 from moonpool.core.eviction import Leaves
-from moonpool.core.index import Index, Object
+from moonpool.core.index import Index, Object, placed
 from moonpool.core.lease import LeaseBook
+from moonpool.core.marks import Marks
 from moonpool.core.messages import DropSlots, Located, Push, Slot
 from moonpool.core.segments import Put, Segments
 from moonpool.core.settings import MasterConfig
 
+STAMPS_PER_S: Final = 1_000_000
+_STAMP_MAX: Final = 1 << 60
 EPOCH_MAX: Final = (1 << 31) - 1
 GENERATION_MAX: Final = (1 << 63) - 1
 """The highest generation that a segment may bring along."""
 
 
 class State:
-    """Everything the master knows. ``now`` never goes back; ``uses`` counts uses of objects."""
+    """Everything the master knows. ``now`` never goes back."""
 
-    def __init__(self, config: MasterConfig, epoch: int) -> None:
+    def __init__(self, config: MasterConfig, epoch: int, marks: Marks | None = None) -> None:
         if not 0 <= epoch <= EPOCH_MAX:
             raise ValueError(f"epoch {epoch}: must be 0 to {EPOCH_MAX}")
         self.config = config
         self.epoch = epoch
         self.now = 0.0
         self._clock: float | None = None
-        self.uses = 0
-        self.serial = 0
+        self._stamp = 0
         self.generation = epoch << 32
         self.segments = Segments()
-        self.index = Index()
+        self.index = Index(Marks() if marks is None else marks)
         self.leaves = Leaves()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
         self.puts: dict[int, Put] = {}
@@ -56,6 +58,18 @@ class State:
         if self._clock is not None and clock > self._clock:
             self.now += clock - self._clock
         self._clock = clock
+
+    def stamp(self) -> int:
+        """Return a number above all before that also tells the time, in microseconds.
+
+        It runs ahead of the clock by one for each that was asked for within a microsecond.
+        """
+        self._stamp = max(self._stamp + 1, int(min(self.now * STAMPS_PER_S, _STAMP_MAX)))
+        return self._stamp
+
+    def ago(self, stamp: int) -> float:
+        """Return how many seconds ago a stamp was made."""
+        return max(0.0, self.now - stamp / STAMPS_PER_S)
 
     def push(self, peer: str, message: Push) -> None:
         """Send something to a node with the present answer."""
@@ -81,29 +95,27 @@ class State:
 
     # --- objects --------------------------------------------------------------------------------
 
-    def add_object(
-        self, key: bytes, parent: bytes, where: Located, capacity: int, *, pinned: bool
-    ) -> Object:
-        """Make an object readable; the caller sets the owner of its places."""
-        self.serial += 1
-        self.uses += 1
-        added = Object(
-            key, parent, where, capacity, self.serial, self.uses, self.now, self.now, pinned
-        )
+    def add_object(self, key: bytes, parent: bytes, where: Located, *, pinned: bool) -> Object:
+        """Make an object readable."""
+        stamp = self.stamp()
+        added = Object(-1, stamp, stamp, key, parent, placed(where), pinned)
         self.index.add(added)
         for slot in where.slots:
-            self.segments.by_handle[slot.segment].owners[slot.offset] = added
+            self.segments.by_handle[slot.segment].own(slot.offset, added)
         self.leaves.offer(added, self.index.count)
         return added
 
-    def remove_object(self, removed: Object) -> None:
-        """Forget an object and free its places. Nodes are not told."""
+    def remove_object(self, removed: Object) -> int:
+        """Forget an object and free its places; return their bytes. Nodes are not told."""
+        slots = removed.slots
         parent = self.index.remove(removed)
         by_handle = self.segments.by_handle
-        for slot in removed.where.slots:
-            by_handle[slot.segment].release(slot)
-        if parent is not None and not parent.children:
+        freed = 0
+        for slot in slots:
+            freed += by_handle[slot.segment].release(slot)
+        if parent is not None and parent.first_child is None:
             self.leaves.offer(parent, self.index.count)
+        return freed
 
     def offer(self, freed: list[Object]) -> None:
         """Let objects that nobody leases any more be evicted."""

@@ -17,7 +17,7 @@ def validate(state: State) -> None:
     _validate_puts(state)
     _validate_places(state, objects)
     _validate_absent(state)
-    assert all(each.where.generation <= state.generation for each in objects)
+    assert all(each.generation <= state.generation for each in objects)
     assert all(generation <= state.generation for generation in state.puts)
 
 
@@ -44,31 +44,33 @@ def _validate_puts(state: State) -> None:
 
 
 def _validate_places(state: State, objects: list[Object]) -> None:
-    expected: dict[int, dict[int, tuple[Slot, int, Object | Put]]] = {
+    expected: dict[int, dict[int, tuple[Slot, Object | Put]]] = {
         handle: {} for handle in state.segments.by_handle
     }
-    owners: list[tuple[Object | Put, list[Slot], int]] = [
-        *((each, each.where.slots, each.capacity) for each in objects),
+    owners: list[tuple[Object | Put, list[Slot], int | None]] = [
+        *((each, each.slots, None) for each in objects),
         *((each, each.slots + each.held, each.capacity) for each in state.puts.values()),
     ]
     for owner, slots, capacity in owners:
         assert slots or isinstance(owner, Put)
         assert len({slot.segment for slot in slots}) == len(slots)
+        spaces = [(state.segments.by_handle[slot.segment].space, slot) for slot in slots]
+        capacities = {space.capacity_at(slot.offset) for space, slot in spaces}
+        assert len(capacities) <= 1
+        assert capacity is None or capacities <= {capacity}
         for slot in slots:
             assert slot.offset not in expected[slot.segment]
-            expected[slot.segment][slot.offset] = (slot, capacity, owner)
+            expected[slot.segment][slot.offset] = (slot, owner)
     for handle, segment in state.segments.by_handle.items():
         places = expected[handle]
         assert segment.handle == segment.info.handle == handle
         assert state.segments.by_name[segment.name] is segment
         segment.space.validate()
         segment.table.validate()
-        assert set(segment.owners) == set(places)
-        assert all(segment.owners[offset] is place[2] for offset, place in places.items())
-        assert segment.space.allocated() == sorted(
-            (offset, capacity) for offset, (_, capacity, _) in places.items()
-        )
-        indexes = {slot.index for slot, _, _ in places.values()}
+        found = segment.owners()
+        assert [offset for offset, _ in found] == sorted(places)
+        assert all(places[offset][1] is owner for offset, owner in found)
+        indexes = {slot.index for slot, _ in places.values()}
         assert len(indexes) == len(places) == segment.table.used
         assert all(segment.table.is_taken(index) for index in indexes)
     assert len(state.segments.by_name) == len(state.segments.by_handle)

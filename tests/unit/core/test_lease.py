@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moonpool.core.eviction import Leaves
-from moonpool.core.index import Object
+from moonpool.core.index import Object, placed
 from moonpool.core.keys import key_of
 from moonpool.core.lease import LeaseBook
 from moonpool.core.messages import Located
@@ -11,7 +11,7 @@ from moonpool.core.messages import Located
 
 def make(serial: int) -> Object:
     key = key_of(f"k{serial}")
-    return Object(key, b"", Located(), 4096, serial, serial, 0.0, 0.0)
+    return Object(-1, serial, serial, key, b"", placed(Located()))
 
 
 def test_objects_are_free_when_the_last_lease_ends() -> None:
@@ -46,7 +46,7 @@ def test_dead_objects_are_not_given_back() -> None:
     book = LeaseBook(10, 10)
     a = make(1)
     book.take("p", 1, [a], 5.0)
-    a.alive = False
+    a.place = b""
     book.validate([])
     assert book.release("p", 1) == []
     assert a.leases == 0
@@ -80,7 +80,7 @@ def test_removed_objects_leave_little_behind_in_the_order_of_eviction() -> None:
     leaves = Leaves()
     last = make(0)
     for serial in range(1, 10_000):
-        last.alive = False
+        last.place = b""
         last = make(serial)
         leaves.offer(last, 1)
     assert len(leaves._heap) < 1100
@@ -95,10 +95,10 @@ def test_the_coldest_leaf_is_corrected_when_it_comes_up() -> None:
         leaves.offer(each, 3)
         leaves.offer(each, 3)
     a.used = 10
-    b.children = 1
+    b.first_child = a
     leaves.validate([a, b, c])
     assert leaves.pop() is c
-    b.children = 0
+    b.first_child = None
     leaves.offer(b, 3)
     leaves.validate([a, b])
     assert leaves.pop() is b

@@ -343,7 +343,7 @@ def test_a_put_survives_the_loss_of_one_replica() -> None:
     assert pool.end(grant) == [0]
     assert [slot.segment for slot in pool.get(A)[0].slots] == [2]
     assert back == 3
-    assert pool.state.segments.by_handle[back].owners == {}
+    assert pool.state.segments.by_handle[back].owners() == []
 
 
 def test_places_on_absent_segments_are_bounded() -> None:

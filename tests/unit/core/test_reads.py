@@ -6,6 +6,7 @@ import math
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moonpool.core import messages as m
@@ -32,6 +33,8 @@ def describe(value: Any, seen: dict[int, int]) -> str:
     """Spell a value out with all that it refers to, each object once."""
     if value is None or isinstance(value, (int, float, str, bytes, bytearray)):
         return repr(value)
+    if isinstance(value, memoryview | np.ndarray):
+        return repr(value.tobytes())
     if id(value) in seen:
         return f"#{seen[id(value)]}"
     seen[id(value)] = len(seen)
@@ -306,7 +309,7 @@ def test_stat(pool: Driver) -> None:
     info = pool.stat(A)
     assert info is not None
     assert (info.size, info.children, info.leases, info.pinned) == (10, 2, 1, True)
-    assert (info.created_s_ago, info.used_s_ago) == (7.0, 2.0)
+    assert (info.created_s_ago, info.used_s_ago) == pytest.approx((7.0, 2.0), abs=1e-4)
     assert info.segments == ["node/s0"]
     child = pool.stat(B)
     assert child is not None
