@@ -119,6 +119,31 @@ def choice_of(*names: str) -> Check:
     return Check(parse, f"one or more of {', '.join(names)}")
 
 
+def some_of(*names: str) -> Check:
+    """Return the check for any number of the names, also none, each once."""
+
+    def parse(value: Any) -> tuple[str, ...]:
+        chosen = _texts(value)
+        if len(set(chosen)) != len(chosen) or not set(chosen) <= set(names):
+            raise ValueError("not among the choices")
+        return chosen
+
+    return Check(parse, f"any of {', '.join(names)}")
+
+
+def settings_of(prefix: str) -> Check:
+    """Return the check for ``KEY=VALUE`` settings with a prefix, with blanks between them."""
+
+    def parse(value: Any) -> tuple[str, ...]:
+        parts = _text(value).split() if isinstance(value, str) else [_text(v) for v in value]
+        for part in parts:
+            if not re.fullmatch(rf"{prefix}[A-Z0-9_]+=\S*", part):
+                raise ValueError("not a setting")
+        return tuple(parts)
+
+    return Check(parse, f"{prefix}KEY=VALUE, several with blanks between them")
+
+
 def one_of(*names: str) -> Check:
     """Return the check for exactly one of the names."""
 

@@ -35,4 +35,5 @@ def connect(master: str | None) -> Store:
         put_timeout_s=config.put_timeout_s,
         lease_s=config.lease_s,
         token=config.token,
+        engines=config,
     )

@@ -14,6 +14,7 @@ from moonpool.client.channel import Channel
 from moonpool.core.messages import GetSegments, SegmentInfo, Segments
 from moonpool.errors import MoonpoolError, ProtocolError
 from moonpool.transport.base import Transport
+from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.shm import ShmTransport
 
 RETRY_S = 0.5
@@ -114,7 +115,7 @@ def is_near(transport: Transport) -> TypeGuard[AttachedTransport | ShmTransport]
 
 
 def _is_lost(transport: Transport) -> bool:
-    return isinstance(transport, AttachedTransport) and transport.lost
+    return isinstance(transport, AttachedTransport | OneSidedTransport) and transport.lost
 
 
 def _close(transport: Transport) -> None:

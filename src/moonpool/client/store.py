@@ -19,7 +19,7 @@ from moonpool.client.local import LocalChannel
 from moonpool.client.memory import span_of, view_of
 from moonpool.client.naming import AnyKey, new_peer, packed, shown
 from moonpool.client.transfers import Codes, Lease, Transfers, Values
-from moonpool.client.ways import Ways
+from moonpool.client.ways import ENGINES, Ways
 from moonpool.errors import (
     AlreadyExistsError,
     BufferTooSmallError,
@@ -89,6 +89,7 @@ class Store(Transfers):
         connections: int = 4,
         wait: bool = True,
         copier: Copier | None = None,
+        engines: config.ClientConfig | None = None,
     ) -> Self:
         """Return the pool of the master at ``address`` (host:port).
 
@@ -98,7 +99,9 @@ class Store(Transfers):
         space. lease_s: how long a read may take before its bytes are void. token: the master's;
         None takes MOONPOOL_TOKEN. connections: to the master, at most. wait: with False return
         also if the master is away; calls fail fast until it is there. copier: reaches the memory
-        of zero-copy calls if it is not the processor's, such as a GPU's.
+        of zero-copy calls if it is not the processor's, such as a GPU's. engines: how nixl and
+        mooncake are to work (the keys nixl_..., mooncake_..., staging); None takes them from the
+        environment (MOONPOOL_CLIENT_...), if such a transport is asked for.
 
         Raises MasterUnreachableError, VersionMismatchError, IllegalClientError, ConfigError.
         """
@@ -119,7 +122,18 @@ class Store(Transfers):
             timeout_s=settings.timeout_s,
             connections=settings.connections,
         )
-        ways = Ways(peer, settings.transports, settings.timeout_s, said, copier or HOST)
+        if engines is None and set(settings.transports) & set(ENGINES):
+            engines = config.load(config.ClientConfig)
+        staging = (engines or settings).staging
+        ways = Ways(
+            peer,
+            settings.transports,
+            settings.timeout_s,
+            said,
+            copier or HOST,
+            engines,
+            staging,
+        )
         store = cls(
             channel,
             ways.open,

@@ -1,24 +1,34 @@
-"""Ways to segments of nodes: shared memory on the same host, else TCP."""
+"""Ways to segments of nodes: shared memory on the same host, an engine for RDMA, or TCP."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Sequence
 
 from moonpool.client.attachment import Attachments
+from moonpool.config import EngineConfig
 from moonpool.core.messages import SegmentInfo
 from moonpool.errors import MoonpoolError, TransferError
 from moonpool.transport import copy
 from moonpool.transport.base import Copier, Transport
 from moonpool.transport.host import shares_memory
+from moonpool.transport.onesided import OneSidedTransport
+from moonpool.transport.onesided_link import Links
+from moonpool.transport.onesided_options import options_for
 from moonpool.transport.tcp import TcpTransport
 
+_log = logging.getLogger("moonpool.client")
+
 CONNECT_TIMEOUT_S = 2.0
+ENGINES = ("nixl", "mooncake")
 
 
 class Ways:
-    """Opens transports; ``kinds`` are the allowed ones ("shm", "tcp"), the best first.
+    """Opens transports; ``kinds`` are the allowed ones (shm, tcp, nixl, mooncake), the best first.
 
-    copier: reaches the memory that their callers' Pieces describe.
+    copier: reaches the memory that their callers' Pieces describe. engines: settings of nixl and
+    mooncake; staging: bytes of memory through which they move objects.
     """
 
     def __init__(
@@ -28,7 +38,14 @@ class Ways:
         timeout_s: float,
         token: str = "",
         copier: Copier = copy.HOST,
+        engines: EngineConfig | None = None,
+        staging: int = 256 << 20,
     ) -> None:
+        self._engines = engines or EngineConfig()
+        self._staging = staging
+        self._links: dict[str, Links] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
         self._copier = copier
         self._client = client
         self._kinds = tuple(kinds)
@@ -41,18 +58,47 @@ class Ways:
         tried: list[str] = []
         for kind in self._kinds:
             try:
-                if kind == "tcp":
-                    return TcpTransport(
-                        info.address,
-                        info.name,
-                        self._client,
-                        timeout_s=self._timeout_s,
-                        token=self._token,
-                        copier=self._copier,
-                    )
-                if shares_memory(info.host, info.path):
-                    return self._attachments.open(info)
-                tried.append(f"{kind}: not on this host")
+                transport = self._open(kind, info)
             except (MoonpoolError, OSError) as error:
                 tried.append(f"{kind}: {error}")
+                continue
+            self._tell(kind, info, tried)
+            return transport
         raise TransferError("; ".join(tried))
+
+    def _open(self, kind: str, info: SegmentInfo) -> Transport:
+        if kind == "shm":
+            if not shares_memory(info.host, info.path):
+                raise TransferError("not on this host")
+            return self._attachments.open(info)
+        if kind in ENGINES:
+            return self._open_one_sided(kind, info)
+        return TcpTransport(
+            info.address,
+            info.name,
+            self._client,
+            timeout_s=self._timeout_s,
+            token=self._token,
+            copier=self._copier,
+        )
+
+    def _open_one_sided(self, kind: str, info: SegmentInfo) -> OneSidedTransport:
+        with self._lock:
+            links = self._links.get(kind)
+            if links is None:
+                options = options_for(kind, self._engines, staging=self._staging)
+                links = self._links[kind] = Links(
+                    options,
+                    self._client,
+                    self._copier,
+                    timeout_s=self._timeout_s,
+                    token=self._token,
+                )
+        return links.transport(info.address, info.name)
+
+    def _tell(self, kind: str, info: SegmentInfo, tried: list[str]) -> None:
+        """Log once for each node and way why an engine that was asked for is not used."""
+        passed = [each for each in tried if each.startswith(ENGINES)]
+        if passed and (info.address, kind) not in self._told:
+            self._told.add((info.address, kind))
+            _log.warning("node %s is reached by %s: %s", info.node, kind, "; ".join(passed))

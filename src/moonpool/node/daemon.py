@@ -19,6 +19,7 @@ import uvloop
 from moonpool.config import NodeConfig, default_segment_dir
 from moonpool.config_values import is_loopback
 from moonpool.errors import ConfigError
+from moonpool.node.onesided import OneSided, starter
 from moonpool.node.server import DataServer
 from moonpool.node.session import MasterSession
 from moonpool.node.storage import Storage, remove_stale
@@ -68,7 +69,10 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
     name, directory = config.name or socket.gethostname(), config.segment_dir
     storage = Storage(name, directory or default_segment_dir(), config.size, config.segment_size)
     writers = Writers()
-    server = DataServer(storage, writers, config.host, config.port, token=config.token)
+    onesided = OneSided(storage, config.engines, starter(config, name))
+    server = DataServer(
+        storage, writers, config.host, config.port, token=config.token, onesided=onesided
+    )
     toucher: Toucher | None = None
     served = False
     try:
@@ -79,12 +83,14 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
             toucher = Toucher(storage.segments())
             toucher.start()
         server.start()
+        onesided.prepare()
         served = True
         async with _session(config, storage, writers, address, server) as running:
             yield running
     finally:
         if toucher is not None:
             toucher.close()
+        await asyncio.to_thread(onesided.close)
         await asyncio.to_thread(server.close)
         # What failed to start leaves the objects of the life before where they are.
         storage.close(delete=served)

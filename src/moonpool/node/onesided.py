@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +19,12 @@ from typing import Protocol
 
 import numpy as np
 
+from moonpool.config import NodeConfig
 from moonpool.errors import MoonpoolError, TransferError
 from moonpool.protocol import data
 from moonpool.transport.onesided_carrier import Carrier
-from moonpool.transport.onesided_engine import EngineError, Region
+from moonpool.transport.onesided_engine import EngineError, Region, Setup
+from moonpool.transport.onesided_options import options_for
 from moonpool.transport.segment import Segment
 from moonpool.transport.wire import Wire
 
@@ -241,6 +244,16 @@ class OneSided:
         return found
 
 
-def carrier_name(node: str) -> str:
-    """Return a name that no other carrier has had."""
-    return f"node/{node}/{secrets.token_hex(8)}"
+def starter(config: NodeConfig, node: str) -> Start:
+    """Return what starts carriers with a node's settings. ``node`` is its name."""
+
+    def start(kind: str, regions: list[Region], on_end: Callable[[], None]) -> Carrier:
+        host = config.advertise.rpartition(":")[0] or config.advertise or config.host
+        if host in ("0.0.0.0", "::", ""):
+            host = socket.gethostname()
+        options = options_for(kind, config, host=host)
+        name = f"node/{node}/{secrets.token_hex(8)}"
+        setup = Setup(kind, name, host, regions, options.engine)
+        return Carrier(setup, options.environment, on_end=on_end)
+
+    return start

@@ -94,7 +94,11 @@ class NixlEngine:
 
     def describe(self) -> bytes:
         """Return the agent's metadata."""
-        return bytes(self._call(self._agent.getLocalMD))
+        try:
+            return bytes(self._call(self._agent.getLocalMD))
+        except TransferError as error:
+            names = ", ".join(self.backends)
+            raise EngineError(f"no usable backend ({names} reaches no peer: {error})") from None
 
     def connect(self, description: bytes) -> str:
         """Load a peer's metadata and connect at once, so that what cannot work fails here."""

@@ -25,7 +25,7 @@ from moonpool.transport import copy, streams
 from moonpool.transport.base import I64, U64, Copier, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, places_span, some, span
 from moonpool.transport.layout import PAGE_BYTES
-from moonpool.transport.onesided_link import Link
+from moonpool.transport.onesided_peer import Link
 from moonpool.transport.onesided_staging import ALIGN_BYTES, Staging, Window
 from moonpool.transport.owners import pages_of
 from moonpool.transport.tcp import TcpTransport
@@ -56,6 +56,7 @@ class OneSidedTransport:
         *,
         timeout_s: float = 5.0,
         copier: Copier = copy.HOST,
+        on_close: Callable[[OneSidedTransport], None] = lambda _closed: None,
     ) -> None:
         """Raises TransferError if the node has no such segment."""
         found = link.segments.get(segment)
@@ -63,6 +64,7 @@ class OneSidedTransport:
             raise TransferError(f"the node has no segment {segment!r} to read")
         self.link, self._staging, self._where = link, staging, found
         self._timeout_s, self._copier = timeout_s, copier
+        self._on_close = on_close
         self._closed = False
         self._tcp = TcpTransport(link.pool, segment, timeout_s=timeout_s, copier=copier)
 
@@ -109,8 +111,10 @@ class OneSidedTransport:
 
     def close(self) -> None:
         """Fail calls from now on; the link is its owner's."""
-        self._closed = True
-        self._tcp.close()
+        if not self._closed:
+            self._closed = True
+            self._tcp.close()
+            self._on_close(self)
 
     # --- cutting a batch ----------------------------------------------------------------------
 

@@ -66,7 +66,8 @@ class Pending:
 
 class Carrier:
     """A started carrier. May be used from several threads. ``on_end`` is called once, in any
-    thread, when it has ended; nothing moves any more then, whatever it was doing."""
+    thread, when it has ended; nothing moves any more then, whatever it was doing. It is not called
+    for one that did not start."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Carrier:
     ) -> None:
         """Start it. Raises EngineError if the engine does not start within that time."""
         self.kind = setup.kind
-        self._on_end = on_end
+        self._on_end: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._pending: dict[int, Pending] = {}
@@ -111,6 +112,7 @@ class Carrier:
         except MoonpoolError as error:
             self._end()
             raise EngineError(str(error)) from None
+        self._on_end = on_end
         self.description, self.bases = first.description, first.bases
         self.backends = tuple(first.backends)
         self._reader = threading.Thread(target=self._read, name="moonpool-carrier", daemon=True)

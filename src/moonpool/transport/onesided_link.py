@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import socket
@@ -14,11 +13,12 @@ from dataclasses import dataclass, field
 from moonpool.errors import MoonpoolError, TransferError
 from moonpool.protocol import data
 from moonpool.transport.base import Copier
+from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.onesided_carrier import Carrier
 from moonpool.transport.onesided_engine import EngineError, Region, Setup
+from moonpool.transport.onesided_peer import Link
 from moonpool.transport.onesided_staging import Staging
 from moonpool.transport.pool import ConnectionPool, open_data, parse_address
-from moonpool.transport.wire import Wire
 
 _log = logging.getLogger(__name__)
 
@@ -36,37 +36,6 @@ class Options:
     environment: dict[str, str] = field(default_factory=dict)
     staging_bytes: int = 256 * 1024 * 1024
     host: str = ""
-
-
-class Link:
-    """A node and the carrier that reads from it. ``lost`` is set when either has gone."""
-
-    def __init__(
-        self,
-        carrier: Carrier,
-        peer: str,
-        ready: data.OneSidedReady,
-        wire: Wire,
-        pool: ConnectionPool,
-    ) -> None:
-        self.carrier, self.peer, self.pool = carrier, peer, pool
-        self.segments = {segment.name: segment for segment in ready.segments}
-        self.lost = False
-        self._wire = wire
-        threading.Thread(target=self._watch, name="moonpool-onesided", daemon=True).start()
-
-    def close(self) -> None:
-        """Give the way up."""
-        self.lost = True
-        self._wire.interrupt()
-        self.pool.close()
-        self.carrier.disconnect(self.peer)
-
-    def _watch(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wire.wait_for_end()
-        self.lost = True
-        self._wire.close()
 
 
 class Links:
@@ -91,10 +60,32 @@ class Links:
         self._carrier: Carrier | None = None
         self._links: dict[str, Link] = {}
         self._failed: dict[str, tuple[float, str]] = {}
+        self._users: set[OneSidedTransport] = set()
         self._closed = False
 
+    def transport(self, address: str, segment: str) -> OneSidedTransport:
+        """Return the way to a segment of the node at host:port; the carrier ends when the last of
+        them is closed. Raises TransferError with the reason."""
+        try:
+            link, staging = self.open(address)
+        except TransferError:
+            if not self._users:
+                self._end()  # nobody is left who needs the carrier
+            raise
+        made = OneSidedTransport(
+            link,
+            staging,
+            segment,
+            timeout_s=self._timeout_s,
+            copier=self._copier,
+            on_close=self._closed_one,
+        )
+        with self._lock:
+            self._users.add(made)
+        return made
+
     def open(self, address: str) -> tuple[Link, Staging]:
-        """Return the way to the node at host:port. Raises TransferError with the reason."""
+        """Return the link to the node at host:port. Raises TransferError with the reason."""
         with self._lock:
             if self._closed:
                 raise TransferError("closed")
@@ -118,6 +109,17 @@ class Links:
         """End the carrier and all links."""
         with self._lock:
             self._closed = True
+        self._end()
+
+    def _closed_one(self, transport: OneSidedTransport) -> None:
+        with self._lock:
+            self._users.discard(transport)
+            last = not self._users
+        if last:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
             links, self._links = list(self._links.values()), {}
             carrier, self._carrier = self._carrier, None
             staging, self._staging = self._staging, None
@@ -167,7 +169,7 @@ class Links:
         """The carrier has ended: no link is of any use."""
         for link in list(self._links.values()):
             link.lost = True
-        if not self._closed:
+        if self._users:
             _log.warning("the carrier of %s has ended", self.options.kind)
 
 
