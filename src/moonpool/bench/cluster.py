@@ -28,10 +28,11 @@ class Cluster:
     master_address: str
     master_pid: int
     node_pid: int
+    segments: Path
 
     @classmethod
     @contextmanager
-    def start(cls, pool_bytes: int) -> Iterator[Cluster]:
+    def start(cls, pool_bytes: int, **node_settings: object) -> Iterator[Cluster]:
         """Run a master and a node with a pool of so many bytes; both end with the context."""
         with ExitStack() as stack:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moonpool-bench-")))
@@ -42,9 +43,9 @@ class Cluster:
             master, told = _service(stack, place, "master", {**base, "http_port": 0})
             address = f"127.0.0.1:{told['port']}"
             settings = {"master": address, "size": pool_bytes, "segment_dir": segments}
-            node, _ = _service(stack, place, "node", {**base, **settings})
+            node, _ = _service(stack, place, "node", {**base, **settings, **node_settings})
             _until_touched(Path(segments))
-            yield cls(address, master.pid, node.pid)
+            yield cls(address, master.pid, node.pid, Path(segments))
 
 
 def _service(

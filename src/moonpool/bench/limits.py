@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from moonpool.bench.batch import Bytes
 
 SOCKET_CHUNK_BYTES = 1 << 20
+STOP_S = 10.0
 
 _SINK = """
 import socket, sys, threading
@@ -91,7 +91,11 @@ class SocketLimit:
         """End the receiving process."""
         for peer in self.peers:
             peer.close()
-        self.sink.wait(timeout=30)
+        try:
+            self.sink.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            self.sink.kill()
+            self.sink.wait()
 
 
 @contextmanager

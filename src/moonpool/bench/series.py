@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from moonpool.errors import MoonpoolError
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Seconds of the runs of one thing, in the order in which they were taken."""
+    """Seconds of the runs of one thing, in the order in which they were taken; or, where one of
+    them failed, none and the reason."""
 
     seconds: tuple[float, ...]
+    failure: str = ""
 
     @property
     def median_s(self) -> float:
@@ -28,16 +31,6 @@ class Series:
         """Return the median rate for so many bytes a run, in 10^9 bytes a second."""
         return nbytes / self.median_s / 1e9
 
-    def as_json(self) -> dict[str, float]:
-        """Return what a report keeps of the series."""
-        return {
-            "runs": float(len(self.seconds)),
-            "min_s": min(self.seconds),
-            "p50_s": self.median_s,
-            "p99_s": self.percentile_s(99),
-            "max_s": max(self.seconds),
-        }
-
 
 def speed_ratio(measured: Series, limit: Series) -> float:
     """Return the median, over runs taken next to each other, of limit time over measured time."""
@@ -46,23 +39,21 @@ def speed_ratio(measured: Series, limit: Series) -> float:
 
 
 def alternate(steps: Sequence[tuple[str, Callable[[], float]]], runs: int) -> dict[str, Series]:
-    """Run all steps in turn, ``runs`` times after one uncounted round; each returns its seconds."""
-    for _, step in steps:
-        step()
+    """Run all steps in turn, ``runs`` times after one uncounted round; each returns its seconds.
+
+    A step that raises MoonpoolError is not run again: its series is the reason.
+    """
     taken: dict[str, list[float]] = {name: [] for name, _ in steps}
-    for _ in range(runs):
+    failures: dict[str, str] = {}
+    for _ in range(runs + 1):
         for name, step in steps:
-            taken[name].append(step())
-    return {name: Series(tuple(values)) for name, values in taken.items()}
-
-
-def timed(action: Callable[[], object], calls: int) -> Series:
-    """Return the seconds of each of so many calls, after a tenth as many to warm up."""
-    for _ in range(max(1, calls // 10)):
-        action()
-    seconds = []
-    for _ in range(calls):
-        began = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - began)
-    return Series(tuple(seconds))
+            if name in failures:
+                continue
+            try:
+                taken[name].append(step())
+            except MoonpoolError as error:
+                failures[name] = str(error)
+    return {
+        name: Series((), failures[name]) if name in failures else Series(tuple(values[1:]))
+        for name, values in taken.items()
+    }

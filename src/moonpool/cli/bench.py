@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moonpool.cli.output import reports_errors
+from moonpool.cli.output import NOT_WELL, reports_errors
 
 group = typer.Typer(help="Measure the pool beside this machine's own limits.", no_args_is_help=True)
 
@@ -20,33 +20,59 @@ def register(app: typer.Typer) -> None:
 @group.command("store")
 @reports_errors
 def store(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures here.", metavar="FILE")
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="bars: what is promised, beside what it is held against. matrix: sizes, batches, "
+            "pieces, clients. quick: everything, small, to see that it works.",
+        ),
+    ] = "bars",
+    only: Annotated[
+        str, typer.Option(help="Sections, with commas; else all of the preset.", metavar="NAMES")
+    ] = "",
+    versus: Annotated[
+        str, typer.Option("--vs", help="Also measure this peer: mooncake.", metavar="NAME")
+    ] = "",
+    mooncake_python: Annotated[
+        str,
+        typer.Option(help="Interpreter that has Mooncake's wheel and NumPy.", metavar="PATH"),
+    ] = "",
+    batch: Annotated[
+        list[str] | None,
+        typer.Option(help="Objects x pieces x size, such as 512x61x36k.", metavar="BATCH"),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Rounds of each bulk measurement.")] = 5,
-    calls: Annotated[int, typer.Option(min=10, help="Calls of each latency measurement.")] = 500,
-    objects: Annotated[int, typer.Option(min=1, help="Objects in a batch.")] = 512,
-    object_kib: Annotated[int, typer.Option(min=4, help="Size of an object, KiB.")] = 2048,
-    pieces: Annotated[int, typer.Option(min=1, help="Pieces an object is gathered from.")] = 61,
-    streams: Annotated[int, typer.Option(min=1, help="Plain sockets to compare with.")] = 4,
+    clients: Annotated[
+        list[int] | None, typer.Option(min=1, max=64, help="Client processes.")
+    ] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="Rounds of each measurement.")] = None,
+    streams: Annotated[
+        int | None, typer.Option(min=1, help="Plain sockets to compare with.")
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            help="Also write the figures here; sections that are there already are replaced.",
+            metavar="FILE",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip sections that the JSON file has already.")
+    ] = False,
 ) -> None:
-    """Measure the data path and the lookups beside memcpy and plain sockets; verify every byte."""
-    import json
+    """Measure the pool beside memcpy, plain sockets and a peer in one run; verify every byte."""
+    from moonpool.bench.choices import choose
+    from moonpool.bench.run import run
 
-    from rich.console import Console
-
-    from moonpool.bench import report
-    from moonpool.bench.store import Options, Workload, measure
-    from moonpool.transport import copy
-
-    console = Console()
-    options = Options(Workload(objects, object_kib * 1024, pieces), runs, calls, streams=streams)
-    copies = copy.prepare()
-    rows = []
-    for row in measure(options):
-        rows.append(row)
-        console.print(f"{row.what}: {row.value:.2f} {row.unit}", style="dim", highlight=False)
-    console.print(report.table(rows))
-    console.print(f"copies: {copies}", highlight=False)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(rows, copies), indent=2) + "\n")
+    options = choose(
+        preset=preset,
+        only=only,
+        versus=versus,
+        mooncake_python=mooncake_python,
+        batches=batch or [],
+        clients=clients or [],
+        runs=runs,
+        streams=streams,
+    )
+    if run(options, json_file, resume=resume):
+        raise typer.Exit(NOT_WELL)
