@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -25,6 +26,12 @@ from bench.gpu.rig import GIB, Bench
 
 LENGTHS = [8_000, 32_000, 64_000, 80_000, 120_000]
 PORT = 50063
+VARIANTS: dict[str, dict[str, Any]] = {
+    "process": {},
+    "thread": {"mover": "thread"},
+    "unpacked": {"pack_blocks": False},
+    "no-saves": {"kv_role": "kv_consumer", "save_decode": False},
+}
 
 
 class Stages:
@@ -70,17 +77,37 @@ class Stages:
                 result["cold"] = await cost.cold_prefill(
                     bench, 600 if self.small else 32_000, 2 if self.small else 7, plain, first
                 )
-                prompts, tokens, rounds = (4, 300, 2) if self.small else (48, 4000, 5)
+                prompts, tokens, rounds = (4, 300, 2) if self.small else (48, 4000, 4)
                 result["no_hits"] = await cost.no_hits(bench, prompts, tokens, rounds, plain, first)
                 bench.keep("pool", result)
                 result |= await self._rhythms(plain, first, second)
         return result
 
+    async def variants(self) -> Any:
+        """The cost of saves and misses by setting of the connector: which part costs what.
+
+        VARIANTS: JSON, by name the kv_connector_extra_config, with ``kv_role`` taken out.
+        """
+        given = json.loads(os.environ.get("VARIANTS", "null")) or VARIANTS
+        tokens = 600 if self.small else 32_000
+        common: dict[str, Any] = {"max_model_len": 1500 if self.small else 36_000}
+        kv_bytes = self.kv_bytes if self.small else 5 * GIB
+        async with rig.pool(self.bench, self.pool_bytes) as pool:
+            kinds = {"plain": self.options(kv_bytes=kv_bytes, **common)}
+            for name, extra in given.items():
+                role = extra.pop("kv_role", "kv_both")
+                connector = {**pool.connector(**self.extra, **extra), "kv_role": role}
+                kinds[name] = self.options(connector, kv_bytes=kv_bytes, **common)
+            async with rig.engines(self.bench, kinds) as found:
+                size = (2, 200, 1) if self.small else (24, 4000, 3)
+                rounds = 1 if self.small else 5
+                return await cost.variants(self.bench, tokens, rounds, size, found)
+
     async def _rhythms(
         self, plain: rig.Engine, first: rig.Engine, second: rig.Engine
     ) -> dict[str, Any]:
         tokens, count = (300, 3) if self.small else (32_000, 8)
-        size = cost.Batch(2, 20, 1) if self.small else cost.Batch(32, 400, 3)
+        size = cost.Batch(2, 20, 1) if self.small else cost.Batch(32, 300, 2)
         stored = [[(60_000 + i, tokens)] for i in range(count)]
         for prompt in stored:
             await first.generate(prompt)
@@ -204,7 +231,7 @@ async def _main(bench: Bench, arguments: argparse.Namespace) -> int:
 def main() -> int:
     """Run the stages; 0 if all of them did."""
     parser = argparse.ArgumentParser(description=__doc__)
-    choices = ["pool", "offload", "mooncake", "equality", "replay"]
+    choices = ["pool", "variants", "offload", "mooncake", "equality", "replay"]
     parser.add_argument("stages", nargs="+", choices=choices)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")

@@ -63,6 +63,46 @@ async def no_hits(
     return result
 
 
+async def variants(
+    bench: Bench,
+    tokens: int,
+    rounds: int,
+    batch: tuple[int, int, int],
+    engines: dict[str, Engine],
+) -> dict[str, Any]:
+    """Compare cold prefills and batches without hits of many engines, all taking turns."""
+    prefill: dict[str, list[float]] = {name: [] for name in engines}
+    missing: dict[str, list[float]] = {name: [] for name in engines}
+    seeds = itertools.count(4_000_000)
+    for i in range(rounds):
+        for name in _turn(engines, i):
+            answer = await engines[name].generate([(next(seeds), tokens)])
+            prefill[name].append(answer["ttft"])
+            await asyncio.sleep(0.4)
+    prompts, length, times = batch
+    for i in range(times):
+        for name in _turn(engines, i):
+            began = time.perf_counter()
+            await asyncio.gather(
+                *(engines[name].generate([(next(seeds), length)], out=32) for _ in range(prompts))
+            )
+            missing[name].append(time.perf_counter() - began)
+    result: dict[str, Any] = {"prefill_s": prefill, "no_hits_s": missing}
+    for what, found in (("prefill", prefill), ("no_hits", missing)):
+        base = rig.median(next(iter(found.values())))
+        result[f"{what}_slower"] = {
+            name: round(rig.median(values) / base - 1, 4) for name, values in found.items()
+        }
+    bench.say(f"   variants: {json.dumps(result)}")
+    return result
+
+
+def _turn(engines: dict[str, Engine], i: int) -> list[str]:
+    names = list(engines)
+    at = i % len(names)
+    return names[at:] + names[:at]
+
+
 async def rhythm(
     bench: Bench,
     plain: Engine,
