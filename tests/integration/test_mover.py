@@ -315,6 +315,16 @@ def test_a_mover_without_a_gpu_means_threads(
     rig.connected()
 
 
+def test_signals_to_the_group_are_the_engines(make: Callable[..., Rig]) -> None:
+    """An orderly end of the engine must not look like a mover that died."""
+    rig = make()
+    rig.connected()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(rig.mover.pid, number)
+    rig.loaded([5, 6], seed=200)
+    assert rig.mover.ready
+
+
 def test_a_mover_ends_with_its_engine(make: Callable[..., Rig]) -> None:
     rig = make()
     pid = rig.mover.pid

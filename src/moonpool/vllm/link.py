@@ -160,15 +160,26 @@ class Link:
             self._stop.wait(RETRY_S[min(tries, len(RETRY_S) - 1)])
             tries += 1
 
+    def _wonder(self, error: Exception) -> None:
+        """Log an exception that nobody expected, once a kind."""
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            logger.error("moonpool: opening the pool failed", exc_info=error)
+
     def _open_once(self) -> Exception | None:
         try:
             pool = self._opener()
         except (MoonpoolError, OSError) as error:
             return error
+        except Exception as error:  # noqa: BLE001 - the thread must go on trying
+            self._wonder(error)
+            return error
         try:
             if self._prepare is not None:
                 self._prepare(pool)
-        except (MoonpoolError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the thread must go on trying
+            if not isinstance(error, MoonpoolError | OSError):
+                self._wonder(error)
             pool.close()
             return error
         with self._lock:

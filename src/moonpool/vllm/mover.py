@@ -36,8 +36,9 @@ def main(opener: Callable[[], Driver] = open_driver) -> None:
     """Serve the engine at the other end of the socket until it goes away."""
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
-    # Ctrl-C goes to the whole group; the engine decides when it is over.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Signals to the whole group are the engine's to obey: it closes the socket when it is over.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(
         level=logging.INFO, format="%(levelname)s moonpool mover[%(process)d]: %(message)s"
     )

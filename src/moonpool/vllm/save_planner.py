@@ -80,7 +80,8 @@ class SavePlanner:
         if not len(ends):
             self._set_next(tracker, computed)
             return None
-        chosen, considered = self._choose(tracker, ends, block_ids)
+        room = self._pins.room(end=end)
+        chosen, considered = self._choose(tracker, ends, block_ids, room)
         self._advance(tracker, considered)
         if considered < ends[-1]:
             self._left_out(tracker, computed, int(ends[-1]) - considered, end)
@@ -88,7 +89,7 @@ class SavePlanner:
             self._set_next(tracker, computed)
         if not len(chosen):
             return None
-        return self._make(tracker, chosen, block_ids, namespace)
+        return self._make(tracker, chosen, block_ids, namespace, end)
 
     def ended(self, done: SaveDone, trackers: dict[str, Tracker]) -> None:
         """Give a job's blocks back and note what is in the pool now."""
@@ -119,9 +120,11 @@ class SavePlanner:
         now = self._clock()
         return any(now < job.until for job in self._running.values())
 
-    def _choose(self, tracker: Tracker, ends: I32, block_ids: Sequence[int]) -> tuple[I32, int]:
+    def _choose(
+        self, tracker: Tracker, ends: I32, block_ids: Sequence[int], room: int
+    ) -> tuple[I32, int]:
         """Return the objects to save now, and the block up to which all were looked at."""
-        room, chosen, considered = self._pins.room(), [], tracker.saved
+        chosen, considered = [], tracker.saved
         hashes = tracker.request.block_hashes
         for end, start in zip(
             ends.tolist(), objects.starts_of(ends, self._stride).tolist(), strict=True
@@ -142,14 +145,14 @@ class SavePlanner:
             tracker.tail_end = max(tracker.tail_end, considered)
 
     def _make(
-        self, tracker: Tracker, ends: I32, block_ids: Sequence[int], namespace: bytes
+        self, tracker: Tracker, ends: I32, block_ids: Sequence[int], namespace: bytes, end: bool
     ) -> SaveJob:
         hashes, stride = tracker.request.block_hashes, self._stride
         starts = objects.starts_of(ends, stride)
         ids = [
             block
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-            for block in block_ids[start:end]
+            for start, last in zip(starts.tolist(), ends.tolist(), strict=True)
+            for block in block_ids[start:last]
         ]
         job = SaveJob(
             next(self._ids),
@@ -159,7 +162,7 @@ class SavePlanner:
             ends - starts,
             np.array(ids, np.int32),
         )
-        self._pins.hold(job.job_id, ids)
+        self._pins.hold(job.job_id, ids, end=end)
         until = self._clock() + self._timeout_s + OVERDUE_S
         self._running[job.job_id] = _Running(tracker.request.request_id, ends, job.names, until)
         return job

@@ -39,7 +39,7 @@ class Settings:
     load_timeout_s: float = _key(10.0, values.seconds, "a load that takes longer is recomputed")
     save_timeout_s: float = _key(10.0, values.seconds, "a save that takes longer is dropped")
     pinned_blocks_ratio: float = _key(
-        0.2, values.fraction, "share of the KV cache that saves in progress may hold"
+        0.5, values.fraction, "share of the KV cache that saves in progress may hold"
     )
     save_decode: bool = _key(True, values.boolean, "save what is generated, not only prompts")
     mover: str = _key(

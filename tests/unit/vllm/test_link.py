@@ -42,7 +42,7 @@ def log() -> Iterator[list[str]]:
 class Opener:
     """Fails as often as it is told to."""
 
-    def __init__(self, *errors: MoonpoolError) -> None:
+    def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
         self.pools: list[FakePool] = []
 
@@ -181,3 +181,29 @@ def test_memory_of_digests_is_bounded() -> None:
     assert not failed.has(b"\x03", 10.0)
     failed.forget([b"\x02"])
     assert len(failed) == 0
+
+
+def test_what_nobody_expected_does_not_end_the_tries(log: list[str]) -> None:
+    opener = Opener(RuntimeError("a bug"), RuntimeError("again"))
+    link = Link(opener, "here")
+    link.start()
+    wait_for(link)
+    assert [line for line in log if line.startswith("ERROR")] == [
+        "ERROR moonpool: opening the pool failed"
+    ]
+    link.close()
+
+
+def test_a_preparation_that_goes_wrong_is_tried_again(log: list[str]) -> None:
+    faults = [KeyError("a bug")]
+
+    def prepare(pool: Pool) -> None:
+        if faults:
+            raise faults.pop()
+
+    opener = Opener()
+    link = Link(opener, "here", prepare)
+    link.start()
+    wait_for(link)
+    assert [pool.closed for pool in opener.pools] == [True, False]
+    link.close()

@@ -208,14 +208,21 @@ def test_held_blocks_are_bounded_and_the_rest_is_saved_later() -> None:
 
 
 def test_what_does_not_fit_at_the_end_is_dropped_and_counted() -> None:
+    """One request at a time may go beyond the bound: what is computed alone is saved whole."""
     made = SchedulerOnly(blocks=20, pinned_blocks_ratio=0.1)
-    req = arrive(made, 41)
-    made.side.plan_saves({"r": 0}, _state(req))
-    req.num_computed_tokens = 40
-    made.side.finished(req, TABLE)
+    first, second = arrive(made, 41), arrive(made, 17, "s", 100)
+    for req in (first, second):
+        made.side.plan_saves({req.request_id: 0}, _state(req))
+        req.num_computed_tokens = req.num_tokens - 1
+        made.side.finished(req, TABLE)
     (job,) = made.side.take_saves()
-    assert names(job) == ends(req, 2)
-    assert made.side.tally.take()["save_blocks_dropped"] == 8
+    assert names(job) == ends(first, 2, 4, 6, 8, 10)
+    assert made.side.tally.take()["save_blocks_dropped"] == 4
+    made.done(job)
+    third = arrive(made, 41, "t", 200)
+    third.num_computed_tokens = 40
+    made.side.finished(third, TABLE)
+    assert len(made.side.take_saves()) == 1
 
 
 def test_an_object_always_fits_however_small_the_cache() -> None:
