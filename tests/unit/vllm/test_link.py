@@ -9,7 +9,6 @@ import pytest
 from moonpool.errors import (
     BufferAlreadyRegisteredError,
     MasterUnreachableError,
-    MoonpoolError,
     TransferError,
 )
 from moonpool.vllm.courier import Courier
