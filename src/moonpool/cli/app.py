@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from moonpool.cli import bench, demo, master, node, objects, router, status, up, version
+from moonpool.cli import bench, demo, doctor, master, node, objects, router, status, up, version
 
 app = typer.Typer(
     help="A shared KV-cache pool for LLM serving.",
@@ -20,5 +20,6 @@ node.register(app)
 router.register(app)
 objects.register(app)
 status.register(app)
+doctor.register(app)
 bench.register(app)
 version.register(app)
