@@ -6,7 +6,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from moonpool.errors import TransferError
 from moonpool.transport import native
@@ -15,61 +16,84 @@ from moonpool.transport.segment import Segment
 _log = logging.getLogger(__name__)
 
 STEP_BYTES = 64 * 1024 * 1024
+THREADS = max(1, min(4, (os.cpu_count() or 1) // 4))
+"""On a host of 16 cores one thread touches 1.4 GB/s of fresh shared memory, four 5.0, eight 5.1."""
 _NICENESS = 10
 
 
 class Toucher:
-    """A background thread that makes all pages of the segments present, the first ones first."""
+    """Background threads that make all pages of the segments present, the first ones first."""
 
     def __init__(
-        self, segments: list[Segment], populate: Callable[[int, int], int] = native.populate
+        self,
+        segments: list[Segment],
+        populate: Callable[[int, int], int] = native.populate,
+        threads: int = THREADS,
     ) -> None:
-        self._segments = segments
         self._populate = populate
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="moonpool-touch", daemon=True)
+        self._lock = threading.Lock()
+        self._steps = _steps(segments)
+        self._threads = [
+            threading.Thread(target=self._run, name="moonpool-touch", daemon=True)
+            for _ in range(threads)
+        ]
         self.touched_bytes = 0
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until all is touched or touching was given up."""
-        self._thread.join(timeout_s)
+        for thread in self._threads:
+            thread.join(timeout_s)
 
     def close(self) -> None:
-        """Stop after the step that is under way."""
+        """Stop after the steps that are under way."""
         self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         with contextlib.suppress(TransferError):  # closed
-            for segment in self._segments:
-                if not self._touch(segment):
+            while not self._stop.is_set():
+                with self._lock:
+                    step = next(self._steps, None)
+                if step is None:
                     return
+                self._touch(step)
 
-    def _touch(self, segment: Segment) -> bool:
+    def _touch(self, step: _Step) -> None:
+        code = self._populate(step.address, step.nbytes)
+        with self._lock:
+            if not code:
+                self.touched_bytes += step.nbytes
+            elif not self._stop.is_set():
+                self._stop.set()
+                _log.warning("segment %s is not touched ahead: %s", step.name, os.strerror(code))
+
+
+class _Step(NamedTuple):
+    """Memory to touch in one call. ``keep`` holds it mapped."""
+
+    address: int
+    nbytes: int
+    name: str
+    keep: object
+
+
+def _steps(segments: list[Segment]) -> Iterator[_Step]:
+    for segment in segments:
         keep = segment.parts()
         shape = segment.geometry
         base = segment.address - shape.data_offset
         owners = (base + shape.owners_offset, shape.table_offset - shape.owners_offset)
         for start, nbytes in (owners, (segment.address, shape.data_bytes)):
             for at in range(0, nbytes, STEP_BYTES):
-                step = min(STEP_BYTES, nbytes - at)
-                if self._stop.is_set():
-                    return False
-                code = self._populate(start + at, step)
-                if code:
-                    _log.warning(
-                        "segment %s is not touched ahead: %s",
-                        segment.header.name,
-                        os.strerror(code),
-                    )
-                    return False
-                self.touched_bytes += step
-        del keep
-        return True
+                size = min(STEP_BYTES, nbytes - at)
+                yield _Step(start + at, size, segment.header.name, keep)
