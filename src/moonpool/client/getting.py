@@ -14,6 +14,7 @@ from moonpool.client.channel import Channel
 from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
 from moonpool.client.memory import codes_of, one_object, trimmed
 from moonpool.client.reach import Reach, is_near
+from moonpool.client.turns import in_turn
 from moonpool.core.messages import Get, Got, Located, Release
 from moonpool.errors import (
     BufferTooSmallError,
@@ -24,11 +25,14 @@ from moonpool.errors import (
     TransferError,
 )
 from moonpool.transport.base import I64, U64, Pieces
+from moonpool.transport.batch import span
 from moonpool.transport.small import BUFFER_BYTES_MAX, Place
 
-CHUNK_OBJECTS = 2048
-CHUNK_BYTES = 1 << 30
+CHUNK_OBJECTS = 1024
+CHUNK_BYTES = 128 * 1024 * 1024
 """Objects and bytes that are read under one lease."""
+WORKERS = 3
+"""Chunks of a batch that are under way at once: while one asks the master, others copy."""
 
 _GONE = NotFoundError.code
 _FAILED = TransferError.code
@@ -63,15 +67,17 @@ class Getter:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         codes = codes_of(len(keys), MasterUnreachableError.code)
+
+        def read(first: int, last: int) -> None:
+            left = _left(deadline)
+            if left is not None and left <= 0:
+                raise DeadlineError(f"{len(keys) - first} objects were not begun in time")
+            fitted = partial(_fitted, span(memory, first, last), exact)
+            codes[first:last] = self.read_chunk(keys[first:last], fitted, lease, left)
+
+        ranges = list(chunks(memory.sizes().tolist(), CHUNK_OBJECTS, CHUNK_BYTES))
         try:
-            for first, last in chunks(memory.sizes().tolist(), CHUNK_OBJECTS, CHUNK_BYTES):
-                left = _left(deadline)
-                if left is not None and left <= 0:
-                    raise DeadlineError(f"{len(keys) - first} objects were not begun in time")
-                part = pieces_of(memory, np.arange(first, last))
-                codes[first:last] = self.read_chunk(
-                    keys[first:last], partial(_fitted, part, exact), lease, left
-                )
+            in_turn(read, ranges, WORKERS)
         except MasterUnreachableError as error:
             if (codes == MasterUnreachableError.code).all():
                 raise

@@ -23,7 +23,7 @@ from moonpool.transport.small import BUFFER_BYTES_MAX, Place
 
 PAUSE_MIN_S = 0.001
 PAUSE_MAX_S = 0.25
-WORKERS = 3
+WORKERS = 4
 """Chunks of a batch that are under way at once: while one asks the master, others copy."""
 
 _FAILED = TransferError.code

@@ -23,7 +23,8 @@ from moonpool.protocol import data
 from moonpool.transport import copy, streams, wire
 from moonpool.transport.base import I64, U64, Copier, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, places_span, some, span
-from moonpool.transport.pool import ConnectionPool
+from moonpool.transport.lane import Exchange
+from moonpool.transport.pool import CONNECTIONS_MAX, ConnectionPool
 from moonpool.transport.wire import Wire
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ _WRONG = ChecksumError.code
 _BAD = InvalidArgumentError.code
 BYTES_PER_S_MIN = 32 * 1024 * 1024
 """A transfer may take its timeout and what this rate needs."""
+WAIT_S = 120.0
+"""For the requests before it on the same connection, each of which has its own limit."""
 STAGED_BYTES = 16 * 1024 * 1024
 """What one request moves through staging memory, and at most an object more."""
 
@@ -121,12 +124,12 @@ class TcpTransport:
     def _read_part(self, places: Places, memory: Pieces, codes: I64) -> None:
         if self._copier.direct:
             job = _Read(self.segment, places, memory, codes)
-            self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
+            self._attempt(job)
             return
 
         def move(staged: Pieces) -> None:
             job = _Read(self.segment, places, staged, codes)
-            self._attempt(job.run, job.nbytes, again=lambda: job.untouched)
+            self._attempt(job)
             right = np.flatnonzero(codes == 0)
             self._copier.scatter(staged.addresses[right], some(memory, right))
 
@@ -137,13 +140,13 @@ class TcpTransport:
     ) -> None:
         if self._copier.direct:
             job = _Write(self.segment, places, memory, names, done)
-            self._attempt(job.run, job.nbytes, again=lambda: False)
+            self._attempt(job)
             return
 
         def move(staged: Pieces) -> None:
             self._copier.gather(memory, staged.addresses)
             job = _Write(self.segment, places, staged, names, done)
-            self._attempt(job.run, job.nbytes, again=lambda: False)
+            self._attempt(job)
 
         _staged(self._copier, places.sizes, done.codes, move)
 
@@ -158,17 +161,22 @@ class TcpTransport:
             ranges = streams.chunks(sizes, self._streams)
             streams.run_all([partial(stream, *limits) for limits in ranges])
 
-    def _attempt(self, run: Callable[[Wire], None], nbytes: int, again: Callable[[], bool]) -> None:
+    def _attempt(self, job: _Read | _Write) -> None:
         """Run a request on a connection; once more on a fresh one if nothing has happened."""
+        allowed_s = self._timeout_s + job.nbytes / BYTES_PER_S_MIN
+        bulk = job.nbytes >= streams.CHUNK_BYTES_MIN
+        width = self._streams if bulk else CONNECTIONS_MAX
         for fresh in (False, True):
             try:
-                with self._pool.connection(fresh=fresh) as link:
-                    link.within(self._timeout_s + nbytes / BYTES_PER_S_MIN)
-                    run(link)
+                with (
+                    self._pool.lane(fresh=fresh, width=width) as lane,
+                    Exchange(lane, allowed_s, WAIT_S) as exchange,
+                ):
+                    job.run(exchange)
                 return
             except MoonpoolError as error:
                 _log.debug("%s: %s", self._pool.address, error)
-                if fresh or not again():
+                if fresh or not job.untouched:
                     return
 
 
@@ -180,9 +188,9 @@ class _Read:
         self.nbytes = int(memory.lengths.sum())
         self.untouched = True
 
-    def run(self, link: Wire) -> None:
+    def run(self, exchange: Exchange) -> None:
         places = self.places
-        link.send(
+        exchange.wire.send(
             data.ReadBatch(
                 self.segment,
                 places.offsets.tobytes(),
@@ -190,6 +198,7 @@ class _Read:
                 places.generations.tobytes(),
             )
         )
+        link = exchange.sent()
         head = data.decode_reply(link.receive(), data.ReadHead)
         self.untouched = False
         codes = _codes(head.codes, len(places))
@@ -227,9 +236,11 @@ class _Write:
         self.keys, self.parents = names
         self.codes, self.checksums = done.codes, done.checksums
         self.nbytes = int(memory.lengths.sum())
+        self.untouched = True
 
-    def run(self, link: Wire) -> None:
-        places = self.places
+    def run(self, exchange: Exchange) -> None:
+        places, link = self.places, exchange.wire
+        self.untouched = False
         link.send(
             data.WriteBatch(
                 self.segment,
@@ -248,6 +259,7 @@ class _Write:
             copy.digest_some(self.memory, first, last, sums)
             link.send_memory(iovecs[starts[first] : starts[last]])
         link.send(data.WriteTail(sums.tobytes()))
+        link = exchange.sent()
         done = data.decode_reply(link.receive(), data.WriteDone)
         codes = _codes(done.codes, len(places))
         # The node compared with what it got; this compares with what we sent.

@@ -56,8 +56,42 @@ _sendmsg: _Call = _signature(("sendmsg", native.libc))
 _recvmsg: _Call = _signature(("recvmsg", native.libc))
 
 
+class _Limit:
+    """The deadline of one direction of a socket; the kernel keeps it."""
+
+    def __init__(self, sock: socket.socket, option: int) -> None:
+        self._socket = sock
+        self._option = option
+        self._armed_s = 0.0
+        self._deadline = time.monotonic() + WAIT_S_MAX
+
+    def within(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + min(seconds, WAIT_S_MAX)
+
+    def arm(self) -> None:
+        """Let the next system call wait until about the deadline and not longer."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineError("the peer took too long")
+        if 0.8 * self._armed_s <= left <= 1.2 * self._armed_s:
+            return
+        wait = struct.pack("@ll", *divmod(int(left * 1e6) + 1, 1_000_000))
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, self._option, wait)
+        except OSError as error:
+            raise _failure(error) from None
+        self._armed_s = left
+
+
+def _failure(error: OSError) -> TransferError | DeadlineError:
+    if error.errno in _AGAIN:
+        return DeadlineError("the peer took too long")
+    return TransferError(f"the connection broke: {error.strerror or error}")
+
+
 class Wire:
-    """One connected socket, used by one thread at a time.
+    """One connected socket, used by one thread at a time, or by one that sends and one that
+    receives.
 
     Raises TransferError when the connection broke, DeadlineError, and ProtocolError for what the
     peer sends; after any of them the connection is of no more use.
@@ -68,12 +102,21 @@ class Wire:
         with contextlib.suppress(OSError):  # not TCP
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
-        self._armed_s = 0.0
-        self._deadline = time.monotonic() + WAIT_S_MAX
+        self._sending = _Limit(sock, socket.SO_SNDTIMEO)
+        self._receiving = _Limit(sock, socket.SO_RCVTIMEO)
 
     def within(self, seconds: float) -> None:
         """Set the deadline of all operations from now on."""
-        self._deadline = time.monotonic() + min(seconds, WAIT_S_MAX)
+        self._sending.within(seconds)
+        self._receiving.within(seconds)
+
+    def send_within(self, seconds: float) -> None:
+        """Set the deadline of what is sent; one thread may send while another receives."""
+        self._sending.within(seconds)
+
+    def receive_within(self, seconds: float) -> None:
+        """Set the deadline of what is received."""
+        self._receiving.within(seconds)
 
     def interrupt(self) -> None:
         """Make the operations of other threads on this connection fail."""
@@ -111,11 +154,11 @@ class Wire:
         """Send a control message."""
         left = memoryview(data.encode(message))
         while left:
-            self._arm()
+            self._sending.arm()
             try:
                 sent = self._socket.send(left)
             except OSError as error:
-                raise self._failure(error) from None
+                raise _failure(error) from None
             left = left[sent:]
 
     def receive(self, limit: int = FRAME_BYTES_MAX) -> bytearray:
@@ -127,11 +170,11 @@ class Wire:
         result = bytearray()
         while len(result) < nbytes:
             step = min(nbytes - len(result), max(_FRAME_STEP_BYTES, len(result)))
-            self._arm()
+            self._receiving.arm()
             try:
                 part = self._socket.recv(step, socket.MSG_WAITALL)
             except OSError as error:
-                raise self._failure(error) from None
+                raise _failure(error) from None
             if not part:
                 raise TransferError("the peer closed the connection")
             result += part
@@ -141,13 +184,13 @@ class Wire:
 
     def send_memory(self, iovecs: Iovecs) -> None:
         """Send pieces of memory, in order. ``iovecs`` is changed."""
-        self._move(_sendmsg, socket.MSG_NOSIGNAL, iovecs)
+        self._move(_sendmsg, socket.MSG_NOSIGNAL, iovecs, self._sending)
 
     def receive_memory(self, iovecs: Iovecs) -> None:
         """Fill pieces of memory, in order. ``iovecs`` is changed."""
-        self._move(_recvmsg, socket.MSG_WAITALL, iovecs)
+        self._move(_recvmsg, socket.MSG_WAITALL, iovecs, self._receiving)
 
-    def _move(self, call: _Call, flags: int, iovecs: Iovecs) -> None:
+    def _move(self, call: _Call, flags: int, iovecs: Iovecs, limit: _Limit) -> None:
         base, at = int(iovecs.ctypes.data), 0
         while at < len(iovecs):
             count = min(len(iovecs) - at, IOVECS_MAX)
@@ -156,37 +199,16 @@ class Wire:
                 at += count
                 continue
             message = _Message(iovecs=base + _IOVEC_BYTES * at, iovec_count=count)
-            self._arm()
+            limit.arm()
             moved = call(self._socket.fileno(), ctypes.addressof(message), flags)
             if moved < 0:
                 code = ctypes.get_errno()
                 if code == errno.EINTR:
                     continue
-                raise self._failure(OSError(code, os.strerror(code)))
+                raise _failure(OSError(code, os.strerror(code)))
             if moved == 0:
                 raise TransferError("the peer closed the connection")
             at = _advance(iovecs, at, done, moved)
-
-    def _arm(self) -> None:
-        """Let the next system call wait until about the deadline and not longer."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineError("the peer took too long")
-        if 0.8 * self._armed_s <= left <= 1.2 * self._armed_s:
-            return
-        wait = struct.pack("@ll", *divmod(int(left * 1e6) + 1, 1_000_000))
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
-        except OSError as error:
-            raise self._failure(error) from None
-        self._armed_s = left
-
-    @staticmethod
-    def _failure(error: OSError) -> TransferError | DeadlineError:
-        if error.errno in _AGAIN:
-            return DeadlineError("the peer took too long")
-        return TransferError(f"the connection broke: {error.strerror or error}")
 
 
 def connect(host: str, port: int, seconds: float) -> Wire:
