@@ -179,6 +179,19 @@ class RouterConfig(RoleConfig):
     rate_burst: int = _key(60, v.number(1, 1 << 20), "of these, how many at once")
     body_size: int = _key(64 << 20, v.size, "largest request")
     body_timeout_s: float = _key(60.0, v.seconds, "how long a client may take to send it")
+    discovery: str = _key(
+        "", v.text, "who else names engines: file:PATH or kubernetes:NAMESPACE/SERVICE[:PORT]"
+    )
+    tokenizer: str = _key(
+        "auto", v.text, "where token ids come from: auto, instance, text, or a model's directory"
+    )
+    hash_algorithm: str = _key("", v.text, "sha256 or sha256_cbor; empty: as the engines say")
+    hash_seed: str = _key("", v.text, "the engines' PYTHONHASHSEED, if they have one")
+    block_tokens: int = _key(0, v.number(0, 1 << 16), "tokens of a block; 0: as the engines say")
+    kv_events: bool = _key(True, v.boolean, "follow the engines' KV events where they publish them")
+    master: str = _key("", v.address, "the pool's master, host:port; empty: no pool is asked")
+    pool_namespace: str = _key("", v.text, "the engines' namespace in the pool; empty: look for it")
+    object_tokens: int = _key(256, v.number(1, 1 << 16), "tokens in an object of the pool")
     prefill: tuple[str, ...] = _key((), v.texts, "engines that only prefill: URL [BOOTSTRAP_PORT]")
     decode: tuple[str, ...] = _key((), v.texts, "engines that only decode")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from moonpool.cli.flags import command_of, log_to_stderr
 from moonpool.cli.output import reports_errors
-from moonpool.config import RouterConfig
+from moonpool.config import RouterConfig, load
 from moonpool.errors import ConfigError
 
 HELP = "Run the OpenAI-compatible router of several engines."
@@ -20,18 +21,21 @@ BACKENDS_FLAG = "--instance"
 def register(app: typer.Typer) -> None:
     """Add the command."""
     names = {"backends": BACKENDS_FLAG}
-    command = command_of(RouterConfig, _run, help_text=HELP, names=names)
-    app.command("router")(_with_bootstrap(command))
+    flags = command_of(RouterConfig, lambda _: None, help_text=HELP, names=names)
+    app.command("router")(_command(flags))
 
 
-def _with_bootstrap(command: Callable[..., None]) -> Callable[..., None]:
-    """Let ``--prefill URL`` be followed by a bootstrap port, as in other proxies' commands."""
+def _command(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the other's flags: it can read its configuration again, and lets
+    ``--prefill URL`` be followed by a bootstrap port, as in other proxies' commands."""
 
     @reports_errors
     def wrapped(bootstrap: list[str] | None = None, **flags: Any) -> None:
         if bootstrap and not flags["prefill"]:
             raise ConfigError(f"{bootstrap[0]!r}: not expected here; allowed: flags, see --help")
-        command(**flags)
+        file = flags.pop("config", None)
+        given = {key: value for key, value in flags.items() if value not in (None, [])}
+        _run(lambda: load(RouterConfig, file=file, flags=given), file)
 
     extra = inspect.Parameter(
         "bootstrap",
@@ -47,24 +51,25 @@ def _with_bootstrap(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _run(config: RouterConfig) -> None:
+def _run(read: Callable[[], RouterConfig], file: Path | None) -> None:
     from moonpool.router.build import front_of, refuse_split
-    from moonpool.router.service import listen, serve_until_signal
+    from moonpool.router.service import Reloader, listen, serve_until_signal
 
+    config = read()
     refuse_split(config)
-    _check(config.backends)
+    _check(config)
+    log_to_stderr()
     front = front_of(config)
     sock = listen("port", config.host, config.port)
-    log_to_stderr()
-    serve_until_signal(front, sock)
+    serve_until_signal(front, sock, Reloader(front, config, read, file))
 
 
-def _check(urls: tuple[str, ...]) -> None:
+def _check(config: RouterConfig) -> None:
     from moonpool.router.members import checked_url
 
-    if not urls:
+    if not config.backends and not config.discovery and not config.admin_api_key:
         raise ConfigError(
             f"backends: none given; allowed: {BACKENDS_FLAG} http://HOST:PORT, once or more"
         )
-    for url in urls:
+    for url in config.backends:
         checked_url(url, "backends")

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from pathlib import Path
 
 from moonpool.config import RouterConfig
 from moonpool.errors import ConfigError
-from moonpool.router import policy
+from moonpool.router import policy, subscribe
 from moonpool.router.admission import Limits
+from moonpool.router.blockhash import hash_function
+from moonpool.router.blocks import TEXT, BlockPrompts
+from moonpool.router.discovery import FileSource, Source
 from moonpool.router.front import Front
 from moonpool.router.index import PrefixIndex
+from moonpool.router.kubernetes import HttpSliceApi, KubernetesSource, parse_service
 from moonpool.router.options import Options
+from moonpool.router.pool import StorePool
 
 ADMIN_VARIABLE = "ADMIN_API_KEY"
+# What a running router keeps: its sockets, and what it has built its knowledge with.
+FIXED = (
+    "host", "port", "timeout_s", "discovery", "tokenizer", "hash_algorithm", "hash_seed",
+    "block_tokens", "kv_events", "master", "pool_namespace", "object_tokens",
+)  # fmt: skip
+
+log = logging.getLogger("moonpool.router")
 
 
 def options_of(config: RouterConfig) -> Options:
@@ -39,12 +53,87 @@ def front_of(config: RouterConfig) -> Front:
     """Return a front that does what the configuration says; raise ConfigError."""
     refuse_split(config)
     index = PrefixIndex()
-    return Front(
-        config.backends,
-        policy.create(config.policy, index),
-        options=options_of(config),
-        index=index,
+    chosen = policy.create(config.policy, index)
+    front = Front(config.backends, chosen, options=options_of(config), index=index)
+    if chosen.needs_prompt:
+        _add_knowledge(front, config)
+    source = source_of(config.discovery)
+    if source is not None:
+        name = source.name
+        front.background.append(
+            lambda: source.run(lambda urls: front.replace_instances(urls, name))
+        )
+    return front
+
+
+def _add_knowledge(front: Front, config: RouterConfig) -> None:
+    """Let the front know prompts as tokens, follow KV events, and ask the pool."""
+    if config.hash_algorithm:
+        hash_function(config.hash_algorithm)
+    tokens = BlockPrompts(
+        front.members,
+        config.tokenizer,
+        seed=config.hash_seed,
+        algorithm=config.hash_algorithm,
+        block_tokens=config.block_tokens,
     )
+    front.knowledge.tokens = tokens
+    front.background.append(tokens.run)
+    if config.kv_events and config.tokenizer != TEXT:
+        _add_events(front, tokens)
+    if config.master:
+        pool = StorePool(config.master, _namespace(config.pool_namespace), config.object_tokens)
+        front.knowledge.pool = pool
+        front.background.append(pool.run)
+
+
+def _add_events(front: Front, tokens: BlockPrompts) -> None:
+    if not subscribe.available():
+        log.warning("KV events are not followed: pip install 'moonpool[router]' for pyzmq")
+        return
+    events = subscribe.Subscriptions(front.members, front.index, front.metrics, tokens.agrees)
+    front.events = events
+    front.background.append(events.run)
+
+
+def _namespace(text: str) -> bytes | None:
+    try:
+        return bytes.fromhex(text) if text else None
+    except ValueError:
+        raise ConfigError(
+            f"pool_namespace: {text!r} is not allowed; allowed: hexadecimal, as engines log it"
+        ) from None
+
+
+def source_of(text: str) -> Source | None:
+    """Return who names instances besides the configuration; raise ConfigError."""
+    kind, _, rest = text.partition(":")
+    if not text:
+        return None
+    if kind == "file" and rest:
+        return FileSource(Path(rest))
+    if kind == "kubernetes" and rest:
+        service = parse_service(rest)
+        return KubernetesSource(HttpSliceApi.in_cluster(service), service.port)
+    raise ConfigError(
+        f"discovery: {text!r} is not allowed; allowed: file:PATH, "
+        "kubernetes:NAMESPACE/SERVICE[:PORT]"
+    )
+
+
+def reload(front: Front, old: RouterConfig, new: RouterConfig) -> list[str]:
+    """Let a running front do what another configuration says; return the keys that it cannot
+    change without a restart. What is in flight or waits goes on. Raises ConfigError."""
+    refuse_split(new)
+    fixed = [key for key in FIXED if getattr(old, key) != getattr(new, key)]
+    changed = new.policy != old.policy
+    chosen = policy.create(new.policy, front.index) if changed else None
+    if chosen is not None and chosen.needs_prompt and front.knowledge.tokens is None:
+        fixed, chosen = [*fixed, "policy"], None
+    front.replace_instances(new.backends)
+    front.reconfigure(options_of(new), chosen)
+    front.resize()
+    return fixed
 
 
 def refuse_split(config: RouterConfig) -> None:

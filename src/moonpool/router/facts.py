@@ -38,8 +38,11 @@ def read_models(facts: EngineFacts, answer: Any) -> None:
     named = [each for each in cards[:MODELS_MAX] if isinstance(each.get("id"), str)]
     facts.models = tuple(each["id"] for each in named)
     for each in named:
-        if each.get("parent") and isinstance(each.get("root"), str):
-            facts.loras[each["id"]] = each["root"]
+        root = each.get("root")
+        if isinstance(root, str) and each.get("parent"):
+            facts.loras[each["id"]] = root
+        elif isinstance(root, str) and not facts.root:
+            facts.root = root
 
 
 def read_metrics(facts: EngineFacts, text: str) -> None:

@@ -145,6 +145,7 @@ class Forwarder:
         self.metrics.first_byte_seconds.observe(now - routed.arrived_s)
         self.metrics.requests.labels(plan.serve.url, str(upstream.status)).inc()
         ticket.first_token()
+        plan.serve.answers += upstream.status == 200
         # Only a stream's first byte is its first token.
         if routed.stream and upstream.status == 200 and routed.prompt.keys:
             seconds = now - ticket.began_s

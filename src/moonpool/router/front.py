@@ -130,6 +130,8 @@ class Front:
 
     async def _running(self, app: web.Application) -> AsyncIterator[None]:
         self.forward.http = self.health.http = upstream.session(self.options.idle_timeout_s)
+        if self.knowledge.tokens is not None:
+            self.knowledge.tokens.start(self.forward.http)
         self.resize()
         tasks = [asyncio.create_task(self._check_health())]
         tasks += [asyncio.create_task(each()) for each in self.background]

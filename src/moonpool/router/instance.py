@@ -14,12 +14,13 @@ NO_WORK = Work()
 class EngineFacts:
     """What an engine says of itself; the defaults stand until it was asked.
 
-    loras: path by name. blocks: how many its KV cache holds, 0 where unknown. events: endpoints of
-    its KV events as (publisher, replay), replay "" where there is none. started: when its process
-    began, as it writes it.
+    loras: path by name. root: the path or id of the base model. blocks: how many its KV cache
+    holds, 0 where unknown. events: endpoints of its KV events as (publisher, replay), replay ""
+    where there is none. started: when its process began, as it writes it.
     """
 
     models: tuple[str, ...] = ()
+    root: str = ""
     loras: dict[str, str] = field(default_factory=dict)
     version: str = ""
     block_tokens: int = 0
@@ -44,6 +45,7 @@ class Instance:
     model: LatencyModel = field(default_factory=LatencyModel)
     facts: EngineFacts = field(default_factory=EngineFacts)
     in_flight: int = 0
+    answers: int = 0
     pending_tokens: float = 0.0
     draining: bool = False
     healthy: bool = True

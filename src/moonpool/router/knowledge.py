@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import aiohttp
+
 from moonpool.router.metrics import RouterMetrics
 from moonpool.router.openai import Fields
 from moonpool.router.pool import PoolView
@@ -12,9 +14,14 @@ from moonpool.router.prompt import Prompt, RoutedRequest
 from moonpool.router.text import TextPrompts
 from moonpool.router.usage import Usage
 
+ASKING_MAX = 32
+
 
 class TokenPrompts(Protocol):
     """Turns requests into token ids and block hashes."""
+
+    def start(self, http: aiohttp.ClientSession) -> None:
+        """Take the way to instances, once there is one."""
 
     async def prompt(self, path: str, fields: Fields) -> Prompt | None:
         """Return the prompt in an engine's own blocks, or None where that cannot be told."""
@@ -42,6 +49,7 @@ class Knowledge:
         self.pool = pool
         self._metrics = metrics
         self._pool_wait_s = pool_wait_s
+        self._asking: set[asyncio.Future[int]] = set()
 
     async def prompt(self, path: str, fields: Fields) -> Prompt:
         """Return what is known of the prompt."""
@@ -55,16 +63,21 @@ class Knowledge:
 
     async def ask_pool(self, request: RoutedRequest) -> None:
         """Fill in ``pool_tokens``, unless the pool takes too long to say."""
-        if self.pool is None or not request.prompt.hashes:
+        prompt = request.prompt
+        if self.pool is None or not prompt.hashes:
             return
-        try:
-            async with asyncio.timeout(self._pool_wait_s):
-                blocks = await self.pool.prefix(request.prompt.hashes)
-        except TimeoutError:
-            self._metrics.pool_lookups.labels("late").inc()
+        if len(self._asking) >= ASKING_MAX:
+            self._metrics.pool_lookups.labels("busy").inc()
             return
-        self._metrics.pool_lookups.labels("hit" if blocks else "miss").inc()
-        request.pool_tokens = blocks * request.prompt.block_tokens
+        # A call to the pool ends by its own deadline; nobody needs to wait for that.
+        asked = asyncio.ensure_future(self.pool.prefix(prompt.hashes, int(prompt.block_tokens)))
+        self._asking.add(asked)
+        asked.add_done_callback(self._asking.discard)
+        done, _ = await asyncio.wait({asked}, timeout=self._pool_wait_s)
+        if done:
+            request.pool_tokens = float(asked.result())
+        outcome = "late" if not done else "hit" if request.pool_tokens else "miss"
+        self._metrics.pool_lookups.labels(outcome).inc()
 
     def learn(self, prompt: Prompt, usage: Usage) -> None:
         """Take what an engine counted at the end of its answer."""

@@ -8,15 +8,20 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from aiohttp import web
 
+from moonpool.config import RouterConfig
 from moonpool.errors import ConfigError
+from moonpool.router import build
+from moonpool.router.discovery import FileWatch
 from moonpool.router.front import Front
 
 BACKLOG = 1024
 SHUTDOWN_TIMEOUT_S = 2.0
+WATCH_S = 1.0
 log = logging.getLogger("moonpool.router")
 
 
@@ -51,20 +56,65 @@ async def serving(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-def serve_until_signal(front: Front, sock: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM."""
+class Reloader:
+    """Reads the configuration again on SIGHUP, and when its file changes.
+
+    read: returns the configuration or raises ConfigError; then all stays as it is.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        config: RouterConfig,
+        read: Callable[[], RouterConfig],
+        file: Path | None = None,
+    ) -> None:
+        self.config = config
+        self._front, self._read = front, read
+        self._watch = FileWatch(file) if file is not None else None
+        if self._watch is not None:
+            self._watch.changed()
+
+    def reload(self) -> None:
+        """Take the configuration as it is now."""
+        try:
+            new = self._read()
+            fixed = build.reload(self._front, self.config, new)
+        except ConfigError as error:
+            self._front.metrics.reloads.labels("failed").inc()
+            log.error("configuration not taken: %s", error)
+            return
+        self.config = new
+        self._front.metrics.reloads.labels("ok").inc()
+        log.info("configuration read again")
+        if fixed:
+            log.warning("these keys need a restart: %s", ", ".join(fixed))
+
+    async def run(self) -> None:
+        """Watch the file until cancelled."""
+        while self._watch is not None:
+            await asyncio.sleep(WATCH_S)
+            if self._watch.changed():
+                self.reload()
+
+
+def serve_until_signal(front: Front, sock: socket.socket, reloader: Reloader) -> None:
+    """Serve until SIGINT or SIGTERM; SIGHUP reads the configuration again."""
     import uvloop
 
-    uvloop.run(_serve(front, sock))
+    front.background.append(reloader.run)
+    uvloop.run(_serve(front, sock, reloader))
 
 
-async def _serve(front: Front, sock: socket.socket) -> None:
+async def _serve(front: Front, sock: socket.socket, reloader: Reloader) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
     async with serving(front, sock):
         host, port = sock.getsockname()[:2]
-        log.info("router listens on %s:%d for %d instances", host, port, len(front.instances))
+        count, name = len(front.instances), front.policy_name
+        log.info("router listens on %s:%d for %d instances (%s)", host, port, count, name)
         await stop.wait()
     log.info("router stopped")
