@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from moonpool.gpu import CudaCopier
-from moonpool.vllm.fences import Fence
+from moonpool.vllm.fences import Fence, passed
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Clock, Link, Pool
@@ -96,12 +96,16 @@ class Executor:
         device: str,
         copier: CudaCopier | None = None,
         events: Sequence[int] = (),
+        foreign: bool = False,
         tally: Tally,
         notify: Callable[[], None] = lambda: None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """events: what marks stand for, with the copier that waits for them; notify: called by
-        any thread when a job has ended. The link to the pool is not started."""
+        """events: what marks stand for, with the copier that waits for them; foreign: they are
+        another process's; notify: called by any thread when a job has ended. The link to the pool
+        is not started."""
+        self._foreign = foreign
+        self._limit_s = max(chosen.load_timeout_s, chosen.save_timeout_s)
         self._memory, self._copier, self._events = memory, copier, events
         self.tally = tally
         self.link = Link(opener, chosen.master, self._register, clock)
@@ -159,7 +163,10 @@ class Executor:
     def _fence(self, mark: int | None) -> Fence | None:
         if mark is None or self._copier is None or not 0 <= mark < len(self._events):
             return None
-        return functools.partial(self._copier.after, self._events[mark])
+        event = self._events[mark]
+        if self._foreign:
+            return functools.partial(passed, self._copier.driver, event, self._limit_s)
+        return functools.partial(self._copier.after, event)
 
     def _register(self, pool: Pool) -> None:
         for address, nbytes in self._memory.regions:

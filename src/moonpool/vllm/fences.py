@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from moonpool.gpu import Driver
+from moonpool.gpu import Driver, GpuError
 
 Fence = Callable[[], AbstractContextManager[None]]
 """What a transfer's calls run inside of, so that its copies wait."""
 
 EVENTS = 16
+POLL_S = 0.0005
+
+
+@contextmanager
+def passed(driver: Driver, event: int, limit_s: float) -> Iterator[None]:
+    """Run the block when the event has happened; raise GpuError if it does not in time.
+
+    For another process's event: no stream of this process shall be blocked on the GPU, which the
+    two share by turns, while the engine computes.
+    """
+    deadline = time.monotonic() + limit_s
+    while not driver.event_query(event):
+        if time.monotonic() > deadline:
+            raise GpuError(f"the engine's step did not end within {limit_s:.0f} s")
+        time.sleep(POLL_S)
+    yield
 
 
 class Fences:

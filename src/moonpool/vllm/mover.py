@@ -132,6 +132,7 @@ def make_executor(setup: wire.Setup, driver: Driver, notify: Callable[[], None])
         device="cuda",
         copier=copier,
         events=events,
+        foreign=True,
         tally=Tally(),
         notify=notify,
     )

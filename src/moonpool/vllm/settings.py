@@ -51,7 +51,9 @@ class Settings:
         True, values.boolean, "ask vLLM to lay all layers of a block side by side in GPU memory"
     )
     transports: tuple[str, ...] = _key(
-        ("shm", "tcp"), values.choice_of("shm", "tcp"), "ways to a segment, the best first"
+        ("shm", "tcp"),
+        values.choice_of("shm", "tcp", "nixl", "mooncake"),
+        "ways to a segment, the best first",
     )
     role: str = "kv_both"
 
