@@ -222,5 +222,15 @@ class Loader:
         self._tally.count("loads")
         self._tally.count("loads_failed", int(bad))
         self._tally.count("load_objects_failed", len(failed))
-        self._tally.observe("load_seconds", self._clock() - load.began)
+        seconds = self._clock() - load.began
+        self._tally.observe("load_seconds", seconds)
+        nbytes = len(job.block_ids) * self._table.block_bytes
+        logger.debug(
+            "moonpool: load of %s: %d objects, %.3f GB in %.4f s, %d failed",
+            job.request_id,
+            load.count,
+            nbytes / 1e9,
+            seconds,
+            len(failed),
+        )
         self._notify()

@@ -39,8 +39,10 @@ def main(opener: Callable[[], Driver] = open_driver) -> None:
     # Signals to the whole group are the engine's to obey: it closes the socket when it is over.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO")
     logging.basicConfig(
-        level=logging.INFO, format="%(levelname)s moonpool mover[%(process)d]: %(message)s"
+        level=level if level in ("DEBUG", "WARNING", "ERROR") else "INFO",
+        format="%(asctime)s %(levelname)s moonpool mover[%(process)d]: %(message)s",
     )
     with socket.socket(fileno=handle) as sock:
         try:
