@@ -1,7 +1,7 @@
 # ruff: noqa: T201
 """What the settings of moonpool's GPU copies are chosen by: questions to one machine.
 
-    python bench/gpu/tune.py [--json FILE]
+    python bench/gpu/tune.py [--only pieces,saves] [--json FILE]
 
 How small pieces are moved best; what hashing costs where; steps and threads of saves; whom a
 registration stops.
@@ -47,6 +47,7 @@ class Lane:
 def pieces(driver: Driver, device: int, mapped: Mapped) -> None:
     """Small pieces to the GPU: straight, or through a buffer on the GPU."""
     lane, nbytes = Lane(driver), 64 * MIB
+    driver.host_register(mapped.address, nbytes)
     scratch = driver.memory_alloc(nbytes)
     rng = np.random.default_rng(1)
     for size in (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 48 * KIB, 64 * KIB):
@@ -85,6 +86,7 @@ def pieces(driver: Driver, device: int, mapped: Mapped) -> None:
                     **rate(nbytes, lambda c=call: (c(), lane.wait()), 3),
                 )  # fmt: skip
     driver.memory_free(scratch)
+    driver.host_unregister(mapped.address)
 
 
 def loop(driver: Driver, to: Any, source: Any, size: int, stream: int) -> None:
@@ -287,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--dir", default="/dev/shm")
+    parser.add_argument("--only", default="", help="questions, separated by commas")
     parser.add_argument("--child", action="store_true")
     options = parser.parse_args()
     if options.child:
@@ -299,20 +302,18 @@ def main() -> None:
         directory = Path(name)
         mapped = Mapped(directory / "segment", GIB, create=True)
         native.populate(mapped.address, mapped.nbytes)
-        with stage("borders"):
-            borders(driver, device, mapped)
-        with stage("hashes"):
-            hashes(mapped)
-        with stage("pieces"):
-            driver.host_register(mapped.address, 64 * MIB)
-            pieces(driver, device, mapped)
-        driver.host_unregister(mapped.address)
-        with stage("fairness"):
-            fairness(driver, device, directory / "fairness")
-        with stage("neighbours"):
-            neighbours(driver, device, directory)
-        with stage("saves"):
-            saves(driver, device, mapped)
+        questions: dict[str, Callable[[], None]] = {
+            "borders": lambda: borders(driver, device, mapped),
+            "pieces": lambda: pieces(driver, device, mapped),
+            "hashes": lambda: hashes(mapped),
+            "fairness": lambda: fairness(driver, device, directory / "fairness"),
+            "neighbours": lambda: neighbours(driver, device, directory),
+            "saves": lambda: saves(driver, device, mapped),
+        }
+        for question, ask in questions.items():
+            if not options.only or question in options.only.split(","):
+                with stage(question):
+                    ask()
     print("\n# --- table")
     table()
     if options.json:

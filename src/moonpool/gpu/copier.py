@@ -22,7 +22,8 @@ from moonpool.transport import copy, streams
 from moonpool.transport.base import U64, Pieces
 from moonpool.transport.batch import span
 
-STAGING_BYTES = 64 * 1024 * 1024
+STAGING_BYTES = 128 * 1024 * 1024
+"""Four objects of 256 tokens of an 8B model."""
 STAGED_STEP_BYTES = 8 * 1024 * 1024
 """Copied by the processor while the GPU copies as much from or to the other half."""
 STEP_BYTES = 64 * 1024 * 1024
@@ -263,6 +264,10 @@ def _be_nice() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
+def _staged_at(address: int, part: Runs) -> U64:
+    return np.cumsum(part.sizes) - part.sizes + np.uint64(address)
+
+
 @contextmanager
 def _drained(lane: Lane) -> Iterator[None]:
     """Let nothing be queued any more when the block ends: its memory goes back."""
@@ -273,10 +278,6 @@ def _drained(lane: Lane) -> Iterator[None]:
         raise
     for mark in _STAGED_MARKS:
         lane.wait(mark)
-
-
-def _staged_at(address: int, part: Runs) -> U64:
-    return np.cumsum(part.sizes) - part.sizes + np.uint64(address)
 
 
 def _unstage(lane: Lane, mark: int, staged: U64, part: Runs) -> None:

@@ -202,7 +202,7 @@ class FakeDriver:
         for target, source, nbytes in rows:
             assert nbytes, "an empty copy"
             host = [at for at in (target, source) if at < FAR]
-            if len(host) != 1 or not self._pinned(host[0], nbytes):
+            if len(host) == 2 or (host and not self._pinned(host[0], nbytes)):
                 raise GpuError("this host memory is not pinned", "CUDA_ERROR_INVALID_VALUE")
             if stable and source >= FAR:
                 self.wrong.append("GPU memory called stable")
@@ -211,8 +211,8 @@ class FakeDriver:
 
     def _queue(self, target: int, source: int, nbytes: int, stream: int) -> None:
         near = [self._near(at, nbytes) for at in (target, source)]
-        host = target if source >= FAR else source
-        pinned = self._pinned(host, nbytes)
+        host = min(target, source)
+        pinned = host < FAR and self._pinned(host, nbytes)
         self.copied.append((host, nbytes))
 
         def move() -> None:

@@ -7,8 +7,9 @@ import threading
 import numpy as np
 import pytest
 
+from moonpool.gpu.arena import ALIGN_BYTES
 from moonpool.gpu.base import GpuError
-from moonpool.gpu.staging import ALIGN_BYTES, Staging
+from moonpool.gpu.staging import Staging
 
 from .fake import FakeDriver
 
