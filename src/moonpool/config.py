@@ -68,6 +68,9 @@ class MasterConfig(RoleConfig):
     watermark_low: float = _key(0.90, v.fraction, "and goes on down to this one")
     put_timeout_s: float = _key(30.0, v.seconds, "a put that was not ended is given up after this")
     token: str = _key("", v.text, "what peers must say before they may change anything")
+    board_dir: str = _key(
+        "", v.text, "directory of the table that clients here look up; empty: as segment_dir"
+    )
     ready_file: str = _key("", v.text, "file that gets the chosen ports as JSON once listening")
 
     def checked(self) -> None:

@@ -28,7 +28,8 @@ from moonpool import (
 )
 from moonpool.client.channel import SocketChannel
 from moonpool.core import messages as m
-from moonpool.protocol.codec import encode
+from moonpool.protocol.codec import decode_reply, encode
+from moonpool.protocol.framing import FrameDecoder
 from tests.integration.processes import Master, environment, eventually, freeze
 
 
@@ -77,14 +78,13 @@ def test_bad_configuration_is_one_line_with_key_and_allowed_values() -> None:
 
 def test_http(master: Master) -> None:
     with Store.connect(master.address) as store:
-        store.exists("a")
         health = json.loads(master.http("/health"))
         assert (health["status"], health["pool"]) == ("ok", "empty")
         status = json.loads(master.http("/status"))
         assert status["clients"] == 1
         assert status["epoch"] == health["epoch"] == store.status().epoch
     metrics = master.http("/metrics").decode()
-    assert 'moonpool_requests_total{kind="Exists"} 1.0' in metrics
+    assert 'moonpool_requests_total{kind="GetStatus"} 1.0' in metrics
 
 
 def test_a_new_master_on_the_port_has_a_larger_epoch(master: Master) -> None:
@@ -164,7 +164,7 @@ def test_a_master_that_does_not_answer_costs_one_deadline(master: Master) -> Non
         freeze(master.process.pid)
         try:
             with pytest.raises(DeadlineError):
-                store.exists("a")
+                store.status()
             began = time.monotonic()
             for _ in range(100):
                 with pytest.raises(MasterUnreachableError):
@@ -198,8 +198,10 @@ def test_one_way_requests_get_no_answer(master: Master) -> None:
         received = b""
         while part := sock.recv(4096):
             received += part
-    welcome = encode(1, m.Welcome(1, json.loads(master.http("/health"))["epoch"]))
-    assert received == welcome + encode(3, m.Existing(b"\0"))
+    welcome, answer = (decode_reply(frame) for frame in FrameDecoder().feed(received))
+    assert isinstance(welcome[1], m.Welcome)
+    assert welcome[1].epoch == json.loads(master.http("/health"))["epoch"]
+    assert answer == (3, m.Existing(b"\0"))
 
 
 def test_more_threads_than_connections_wait_for_their_turn(master: Master) -> None:

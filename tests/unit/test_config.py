@@ -68,7 +68,7 @@ def test_one_file_for_all_roles(tmp_path: Path, suffix: str) -> None:
         ({"put_timeout_s": 0}, ["put_timeout_s", "seconds"]),
         ({"watermark_low": 0.99}, ["watermark_low", "watermark_high", "allowed"]),
         ({"prot": 1}, ["prot", "did you mean port?", "http_port"]),
-        ({"zzz": 1}, ["zzz", "allowed: host"]),
+        ({"zzz": 1}, ["zzz", "allowed: board_dir"]),
         ({"host": "a\nb"}, ["host", "text"]),
     ],
 )

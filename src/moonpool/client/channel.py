@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Protocol
 
+from moonpool.client.board import Board, board_of
 from moonpool.client.connection import Connection, LostAnswerError
 from moonpool.core.messages import (
     Exists,
@@ -77,6 +78,10 @@ class Channel(Protocol):
         """Send a request that is not answered; never raises for a master that is away."""
         ...
 
+    def board(self) -> Board | None:
+        """Return the table in which this host's clients look objects up, if it can be believed."""
+        ...
+
     def close(self) -> None:
         """Give up all connections."""
         ...
@@ -108,6 +113,7 @@ class SocketChannel:
         self._open = 0
         self._open_max = connections
         self._down: MoonpoolError | None = None
+        self._board: Board | None = None
         self._closed = threading.Event()
 
     def connect(self) -> None:
@@ -162,9 +168,22 @@ class SocketChannel:
             raise
         self._give(connection)
 
+    def board(self) -> Board | None:
+        """Return the master's table, if there is one on this host and the master is not known to
+        be away. A frozen master is noticed by the table itself."""
+        board = self._board
+        if board is None or board.lost or self._down is not None or self._forks != _forks:
+            return None
+        try:
+            connection = self._idle[-1]
+        except IndexError:
+            return board
+        return board if connection.epoch == board.epoch and connection.alive() else None
+
     def close(self) -> None:
         """Give up all connections; calls fail from now on."""
         self._closed.set()
+        self._board = None
         with self._free:
             self._down = MasterUnreachableError("the store is closed")
             self._drop_idle()
@@ -235,7 +254,13 @@ class SocketChannel:
                 self._mark_down(error)
             raise
         connection.idle_since = time.monotonic()
+        self._see_board(connection)
         return connection
+
+    def _see_board(self, connection: Connection) -> None:
+        offer, known = connection.welcome, self._board
+        if known is None or known.lost or known.cookie != offer.board_cookie:
+            self._board = board_of(offer)
 
     def _give(self, connection: Connection) -> None:
         if self._closed.is_set():
@@ -301,6 +326,7 @@ class SocketChannel:
                     if not self._closed.is_set():
                         self._down = error
                 continue
+            self._see_board(connection)
             with self._free:
                 self._open += 1
                 if not self._closed.is_set():

@@ -45,6 +45,7 @@ class Connection:
             if isinstance(reply, Failed):
                 raise error_for(reply.code, reply.text)
             raise ProtocolError(f"{self._address} answered Hello with {type(reply).__name__}")
+        self.welcome = reply
         self.epoch = reply.epoch
 
     def call(self, request: Request, timeout_s: float) -> Reply:

@@ -65,6 +65,9 @@ class LocalChannel:
             if not self._closed:
                 self._handle(request, time.monotonic())
 
+    def board(self) -> None:
+        """There is none: the state machine itself is here."""
+
     def close(self) -> None:
         """Refuse all further requests."""
         with self._lock:

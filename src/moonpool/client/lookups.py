@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
 from moonpool.client.naming import AnyKey, all_packed, packed, shown
-from moonpool.core.keys import key_of
+from moonpool.core.keys import DIGEST_BYTES, NAMESPACE_BYTES_MAX, key_of
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
+    MATCH_DIGESTS_MAX,
     Codes,
     Existing,
     Exists,
@@ -40,15 +41,23 @@ class Lookups:
 
     def exists(self, key: AnyKey) -> bool:
         """Tell whether the object can be read. Changes nothing."""
-        return self.exists_batch((key,))[0]
+        name = packed(key)
+        board = self._channel.board()
+        there = None if board is None else board.has(name)
+        return self._exist([name])[0] if there is None else there
 
     def exists_batch(self, keys: Sequence[AnyKey]) -> builtins.list[bool]:
         """Tell which objects can be read. Changes nothing."""
         present: builtins.list[bool] = []
         for part in _parts(keys):
-            reply = expect(Existing, self._channel.call(Exists(part)))
-            present += map(bool, as_many(reply.present, len(part)))
+            board = self._channel.board()
+            there = None if board is None else board.which(part)
+            present += self._exist(part) if there is None else there.tolist()
         return present
+
+    def _exist(self, names: builtins.list[bytes]) -> builtins.list[bool]:
+        reply = expect(Existing, self._channel.call(Exists(names)))
+        return [bool(each) for each in as_many(reply.present, len(names))]
 
     def match_prefix(self, keys: Sequence[AnyKey]) -> int:
         """Return how many leading keys are in the pool. Changes nothing."""
@@ -69,6 +78,11 @@ class Lookups:
         other. stride: objects end at every so many blocks; a prompt's tail may end at any.
         Raises InvalidArgumentError for more than MATCH_DIGESTS_MAX digests.
         """
+        board = self._channel.board()
+        if board is not None and _is_plain(namespace, digests, stride, digest_bytes):
+            count = board.prefix(namespace, digests, stride)
+            if count is not None:
+                return count
         request = Match(namespace, bytes(digests), digest_bytes, stride)
         return expect(Matched, self._channel.call(request)).count
 
@@ -123,6 +137,18 @@ class Lookups:
         return how many there were. Leased ones stay unless ``force``."""
         start = key_of(prefix) if prefix else b""
         return expect(Matched, self._channel.call(RemoveAll(start, force))).count
+
+
+def _is_plain(namespace: bytes, digests: bytes, stride: int, digest_bytes: int) -> bool:
+    """Tell whether a lookup is one of block digests, with nothing wrong about it."""
+    count, rest = divmod(len(digests), DIGEST_BYTES)
+    return (
+        digest_bytes == DIGEST_BYTES
+        and not rest
+        and count <= MATCH_DIGESTS_MAX
+        and 1 <= stride <= MATCH_DIGESTS_MAX
+        and len(namespace) <= NAMESPACE_BYTES_MAX
+    )
 
 
 def _parts(keys: Sequence[AnyKey]) -> Iterator[builtins.list[bytes]]:

@@ -143,11 +143,9 @@ class Marks:
         self.table = table
         self.slots = len(table)
         self._words = memoryview(table.data).cast("B").cast("Q")
-        self._shift = 64 - self.slots.bit_length() + 1
 
     def _home(self, low: int, high: int) -> int:
-        mixed = ((low ^ low >> 32) * _M1 + high) & _MASK
-        return ((mixed ^ mixed >> 32) * _M2 & _MASK) >> self._shift
+        return home_slot(low, high, self.slots)
 
     def _find(self, low: int, high: int) -> int:
         """Return the slot of a mark, -1 if it is not there."""
@@ -202,6 +200,12 @@ class Marks:
         assert all(self._find(*mark) >= 0 for mark in marks)
 
 
+def home_slot(low: int, high: int, slots: int) -> int:
+    """Return the slot at which a mark is looked for first."""
+    mixed = ((low ^ low >> 32) * _M1 + high) & _MASK
+    return ((mixed ^ mixed >> 32) * _M2 & _MASK) >> (65 - slots.bit_length())
+
+
 def home_slots(low: U64, high: U64, slots: int) -> npt.NDArray[np.int64]:
     """Return the slots at which marks are looked for first."""
     mixed = low >> np.uint64(32)
@@ -210,7 +214,7 @@ def home_slots(low: U64, high: U64, slots: int) -> npt.NDArray[np.int64]:
     mixed += high
     mixed ^= mixed >> np.uint64(32)
     mixed *= np.uint64(_M2)
-    mixed >>= np.uint64(64 - slots.bit_length() + 1)
+    mixed >>= np.uint64(65 - slots.bit_length())
     return mixed.view(np.int64)
 
 

@@ -35,10 +35,17 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The master's answer: the version to speak and its epoch (grows with each restart)."""
+    """The master's answer: the version to speak and its epoch (grows with each restart).
+
+    ``board_path`` is the file in which clients on the machine ``board_host`` may look objects up
+    by themselves; empty if there is none. The file says ``board_cookie`` too.
+    """
 
     version: int
     epoch: int
+    board_path: str = ""
+    board_host: str = ""
+    board_cookie: int = 0
 
 
 class Failed(Message, frozen=True):

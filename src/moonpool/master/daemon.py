@@ -19,11 +19,13 @@ from pathlib import Path
 
 import uvloop
 
-from moonpool.config import MasterConfig
+from moonpool.config import MasterConfig, default_segment_dir
 from moonpool.config_values import is_loopback
+from moonpool.core.marks import Marks
 from moonpool.core.master import MasterConfig as Settings
 from moonpool.core.master import MasterState
 from moonpool.errors import ConfigError
+from moonpool.master.board import Board
 from moonpool.master.http import HttpSession, pages_of
 from moonpool.master.service import Service
 from moonpool.master.session import Session
@@ -76,18 +78,22 @@ async def serving(config: MasterConfig) -> AsyncIterator[Running]:
         http = _listen("http_port", config.http_host or config.host, config.http_port)
         with contextlib.closing(http):
             epoch = await _new_epoch()
-            service = Service(_state(config, epoch), epoch, token=config.token)
-            async with _http(service, http), _rpc(service, rpc), _ticking(service):
-                yield Running(service, rpc.getsockname()[1], http.getsockname()[1])
+            with contextlib.closing(
+                Board(config.board_dir or default_segment_dir(), epoch)
+            ) as board:
+                state = _state(config, epoch, Marks(board.seed, board))
+                service = Service(state, epoch, token=config.token, board=board)
+                async with _http(service, http), _rpc(service, rpc), _ticking(service):
+                    yield Running(service, rpc.getsockname()[1], http.getsockname()[1])
 
 
-def _state(config: MasterConfig, epoch: int) -> MasterState:
+def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
     settings = Settings(
         watermark_high=config.watermark_high,
         watermark_low=config.watermark_low,
         put_timeout_s=config.put_timeout_s,
     )
-    return MasterState(settings, epoch)
+    return MasterState(settings, epoch, marks)
 
 
 async def _new_epoch() -> int:

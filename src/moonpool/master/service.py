@@ -37,6 +37,7 @@ from moonpool.core.messages import (
     WriterGone,
 )
 from moonpool.errors import IllegalClientError, MoonpoolError, ProtocolError
+from moonpool.master.board import Board
 from moonpool.master.counts import Counts
 from moonpool.master.session import Session
 from moonpool.protocol.versions import negotiate
@@ -84,13 +85,16 @@ class Service:
         *,
         token: str = "",
         clock: Callable[[], float] = time.monotonic,
+        board: Board | None = None,
     ) -> None:
+        """board: where clients on this host see which objects there are."""
         self.state = state
         self.epoch = epoch
         self.now = clock
         self.counts = Counts(kind.__name__ for kind in REQUEST_KINDS)
         self.sessions: set[Session] = set()
         self._peers: dict[str, list[Session]] = {}
+        self._board = board
         self._token = token.encode()
         self._status: tuple[float, Status] | None = None
         self._validated_at = float("-inf")
@@ -119,7 +123,13 @@ class Service:
         session.peer, session.role, session.may_change = hello.peer, hello.role, may_change
         self._peers.setdefault(hello.peer, []).append(session)
         log.debug("opened %s", session)
-        return Welcome(version, self.epoch)
+        return self._welcome(version)
+
+    def _welcome(self, version: int) -> Welcome:
+        board = self._board
+        if board is None or not board.path:
+            return Welcome(version, self.epoch)
+        return Welcome(version, self.epoch, board.path, board.host, board.cookie)
 
     def closed(self, session: Session) -> None:
         """Note the end of a connection; the peer is gone with its last one."""
@@ -195,6 +205,8 @@ class Service:
     def tick(self) -> None:
         """Let time pass: call about ten times a second."""
         now = self.now()
+        if self._board is not None:
+            self._board.beat()
         for session in [s for s in self.sessions if s.stuck(now)]:
             self.refused(session, TimeoutError("it has been waited for too long"))
         self._event(Tick())

@@ -43,6 +43,9 @@ class Line:
     def send_only(self, request: m.Request) -> None:
         raise NotImplementedError
 
+    def board(self) -> None:
+        raise NotImplementedError
+
     def close(self) -> None:
         raise NotImplementedError
 
