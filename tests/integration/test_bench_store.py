@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moonpool.bench.options import PRESETS
-from tests.integration.processes import environment
+from tests.integration.processes import environment, eventually
 
 RUN_S = 110.0
 
@@ -68,6 +68,36 @@ def test_a_peer_that_cannot_run_is_a_reason_in_its_rows(python: str, tmp_path: P
         assert row["value"] > 0
         assert row["ratio"] is None
         assert "mooncake" in row["note"] or "/nowhere/python" in row["note"]
+
+
+def test_told_to_end_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "store.json"
+    flags = ["--preset", "quick", "--only", "shm,small,lookup,checksum", "--json", str(file)]
+    command = [sys.executable, "-m", "moonpool.cli", "bench", "store", *flags]
+    env = {**environment(), "TMPDIR": str(tmp_path)}
+    child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        eventually("its node runs", lambda: _children(child.pid, "node"), within_s=60)
+        started = _children(child.pid, "")
+        child.terminate()
+        _, said = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    assert b"interrupted" in said
+    eventually("all processes end", lambda: not [p for p in started if _runs(p)])
+    assert not list(tmp_path.glob("moonpool-bench-*"))
+
+
+def _children(pid: int, role: str) -> list[int]:
+    """Return the processes that a process has started; with a role those of that role."""
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True)
+    lines = listed.stdout.decode().splitlines()
+    return [int(line.split()[0]) for line in lines if f" {role} " in line or not role]
+
+
+def _runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists()
 
 
 @pytest.mark.parametrize(

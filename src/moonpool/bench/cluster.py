@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,30 +32,40 @@ class Cluster:
 
     @classmethod
     @contextmanager
-    def start(cls, pool_bytes: int, **node_settings: object) -> Iterator[Cluster]:
-        """Run a master and a node with a pool of so many bytes; both end with the context."""
+    def start(
+        cls,
+        pool_bytes: int,
+        *,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        **node_settings: object,
+    ) -> Iterator[Cluster]:
+        """Run a master and a node with a pool of so many bytes; both end with the context.
+
+        host: where they listen. prefix: the start of their command lines.
+        """
         with ExitStack() as stack:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moonpool-bench-")))
             segments = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="moonpool-bench-", dir="/dev/shm")
             )
-            base = {"host": "127.0.0.1", "port": 0}
-            master, told = _service(stack, place, "master", {**base, "http_port": 0})
-            address = f"127.0.0.1:{told['port']}"
+            base = {"host": host, "port": 0}
+            master, told = _service(stack, place, "master", {**base, "http_port": 0}, prefix)
+            address = f"{host}:{told['port']}"
             settings = {"master": address, "size": pool_bytes, "segment_dir": segments}
-            node, _ = _service(stack, place, "node", {**base, **settings, **node_settings})
+            node, _ = _service(stack, place, "node", {**base, **settings, **node_settings}, prefix)
             _until_touched(Path(segments))
             yield cls(address, master.pid, node.pid, Path(segments))
 
 
 def _service(
-    stack: ExitStack, place: Path, role: str, settings: dict[str, Any]
+    stack: ExitStack, place: Path, role: str, settings: dict[str, Any], prefix: Sequence[str]
 ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Start ``moonpool <role>``; return it and what it says of itself once it serves."""
     ready = place / f"{role}.ready"
     config = place / f"{role}.json"
     config.write_text(json.dumps({**settings, "ready_file": str(ready)}))
-    command = [sys.executable, "-m", "moonpool.cli", role, "--config", str(config)]
+    command = [*prefix, sys.executable, "-m", "moonpool.cli", role, "--config", str(config)]
     log = stack.enter_context((place / f"{role}.log").open("w+b"))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     stack.callback(_stop, child)

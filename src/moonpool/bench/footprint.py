@@ -19,18 +19,17 @@ from moonpool.transport.layout import HEADER_BYTES, parse_header
 OBJECT_BYTES_MAX = 512
 NODE_SHARE_MAX = 0.01
 IDLE_MAX = 0.01
-SETTLE_S = 1.0
+SETTLE_S = 3.0
 
 
 def memory_rows(section: str, options: Options, tally: Tally) -> Iterator[Row]:
     """Yield the rows of ``memory``."""
     with moonpool_system(options.pool_bytes, touch_ahead=False) as system:
-        yield from _idle(section, system, options, "empty")
         empty = _private(system)
         growth = _growth(system, options)
         yield _object_row(section, system, growth, options)
         yield _node_row(section, system, empty["node"], options)
-        yield from _idle(section, system, options, f"{options.objects:,} objects")
+        yield from _idle(section, system, options)
         tally.add(system)
     if options.mooncake:
         yield _mooncake_row(section, options)
@@ -92,17 +91,18 @@ def _areas(segments: Path) -> tuple[int, int]:
     return data, beside
 
 
-def _idle(section: str, system: System, options: Options, how: str) -> Iterator[Row]:
-    shares = idle_share(system.roles, options.idle_s / 2)
+def _idle(section: str, system: System, options: Options) -> Iterator[Row]:
+    time.sleep(min(SETTLE_S, options.idle_s))
+    shares = idle_share(system.roles, options.idle_s)
     for role, share in shares.items():
         yield Row(
             section,
-            f"{role}, idle, {how}",
+            f"{role}, idle, {options.objects:,} objects",
             100 * share,
             "% of a core",
             bar=f"< {100 * IDLE_MAX:g}" if options.bars else "",
             met=share < IDLE_MAX if options.bars else None,
-            note=f"over {options.idle_s / 2:g} s",
+            note=f"over {options.idle_s:g} s",
         )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from moonpool.bench.batch import Batch
 from moonpool.transport import streams
 
-SECTIONS = ("shm", "tcp", "small", "lookup", "checksum", "memory")
+SECTIONS = ("shm", "tcp", "small", "lookup", "checksum", "delay", "memory")
 MATRIX_SECTIONS = ("shm-matrix", "tcp-matrix")
+LARGE = Batch(512, 1, 2 << 20)
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Options:
     sections: tuple[str, ...] = SECTIONS
     bars: bool = False
     """Whether the figures are what the bars are for."""
-    batches: tuple[Batch, ...] = (Batch(512, 61, 36 << 10), Batch(512, 1, 2 << 20))
+    batches: tuple[Batch, ...] = (Batch(512, 61, 36 << 10), LARGE)
     clients: tuple[int, ...] = (1,)
     runs: int = 5
     streams: int = streams.STREAMS
@@ -36,7 +37,9 @@ class Options:
     pool_bytes: int = 16 << 30
     idle_s: float = 20.0
     delays_ms: tuple[float, ...] = (1.0, 10.0, 50.0)
-    delay_s: float = 3.0
+    delay_batch: Batch = LARGE
+    delay_s: float = 1.5
+    delay_runs: int = 2
     matrix_bytes: int = 256 << 20
     sizes: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
     counts: tuple[int, ...] = (1, 16, 128, 512, 5000)
@@ -67,7 +70,8 @@ PRESETS: dict[str, Options] = {
         pool_bytes=64 << 20,
         idle_s=0.2,
         delays_ms=(1.0,),
-        delay_s=0.5,
+        delay_batch=Batch(4, 1, 64 << 10),
+        delay_s=1.0,
         matrix_bytes=1 << 20,
         sizes=(4 << 10, 64 << 10),
         counts=(16,),

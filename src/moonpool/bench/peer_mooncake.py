@@ -23,6 +23,8 @@ from moonpool.bench.worker import Answer, Client, serve
 LOCAL_BUFFER_BYTES = 64 << 20
 MASTER_START_S = 20.0
 KEY_BYTES = 110
+PUT_OBJECTS = 500
+"""Larger batches of small objects overrun its queue (-800)."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -100,10 +102,15 @@ class MooncakeClient(Client):
         self.store.batch_remove(self.keys, True)
 
     def put_many(self, name: str, first: int, memory: Bytes, nbytes: int) -> Iterable[int]:
-        count = len(memory) // nbytes
-        keys = [key(name, i) for i in range(first, first + count)]
-        places = [memory.ctypes.data + i * nbytes for i in range(count)]
-        return [code for code in self.store.batch_put_from(keys, places, [nbytes] * count) if code]
+        failed: list[int] = []
+        for at in range(0, len(memory) // nbytes, PUT_OBJECTS):
+            part = memory[at * nbytes : (at + PUT_OBJECTS) * nbytes]
+            count = len(part) // nbytes
+            keys = [key(name, i) for i in range(first + at, first + at + count)]
+            places = [part.ctypes.data + i * nbytes for i in range(count)]
+            codes = self.store.batch_put_from(keys, places, [nbytes] * count)
+            failed += [code for code in codes if code]
+        return failed
 
     def lookup(self, name: str, count: int) -> Callable[[], int]:
         keys, store = [key(name, i) for i in range(count)], self.store

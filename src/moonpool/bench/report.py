@@ -156,6 +156,34 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = [
+        "| what | measured (spread) | held against | ratio | bar | met |",
+        "|---|--:|---|--:|--:|---|",
+    ]
+    for row in rows:
+        measured, against, met = "", row.against, ""
+        if row.value is not None:
+            measured = f"{figure(row.value)} {row.unit}{_spread(row)}"
+        if row.against_value is not None:
+            against += f": {figure(row.against_value)} {row.unit}"
+        if row.met is not None:
+            met = "yes" if row.met else "**no**"
+        elif row.note and (row.value is None or row.bar):
+            met = f"not measured: {row.note}"
+        note = f" ({row.note})" if row.note and not met.startswith("not measured") else ""
+        ratio = "" if row.ratio is None else figure(row.ratio)
+        lines.append(f"| {row.what}{note} | {measured} | {against} | {ratio} | {row.bar} | {met} |")
+    return "\n".join(lines)
+
+
+def _spread(row: Row) -> str:
+    if row.low is None or row.high is None:
+        return ""
+    return f" ({figure(row.low)} to {figure(row.high)})"
+
+
 def matrix_table(rows: Sequence[Row]) -> Table:
     """Return rows whose ``what`` is ``<cell>: <verb>`` with a line for each cell."""
     from rich.table import Table

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,16 +46,23 @@ class Results:
         except (OSError, ValueError, KeyError, TypeError):
             raise InvalidArgumentError(f"{file} holds no results of this benchmark") from None
 
-    def add(self, section: str, rows: list[Row], tally: Tally, seconds: float) -> None:
-        """Replace a section."""
+    def add(
+        self, section: str, rows: list[Row], tally: Tally, seconds: float, *, complete: bool
+    ) -> None:
+        """Replace a section; one that is not complete is measured again by ``--resume``."""
         self.sections[section] = {
             "date": time.strftime("%Y-%m-%d %H:%M:%S"),
             "took_s": round(seconds, 1),
+            "complete": complete,
             "copies": tally.copies,
             "verified_bytes": tally.verified,
             "mismatches": tally.mismatches,
             "rows": report.as_dicts(rows),
         }
+
+    def has(self, section: str) -> bool:
+        """Tell whether a section has been measured to its end."""
+        return bool(self.sections.get(section, {}).get("complete"))
 
     def rows(self) -> list[Row]:
         """Return all rows."""
@@ -85,40 +93,55 @@ def run(options: Options, file: Path | None, *, resume: bool = False) -> int:
     """Measure all sections and print them; return how many bytes came back wrong."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False)
     results = Results.read(file)
     for section in options.sections:
-        if resume and section in results.sections:
+        if resume and results.has(section):
             continue
         began = time.monotonic()
         tally = Tally()
-        rows = list(_told(section, options, tally, console))
-        results.add(section, rows, tally, time.monotonic() - began)
+        rows: list[Row] = []
+        for row in measure(section, options, tally):
+            rows.append(row)
+            console.print(report.line(row), style="dim", markup=False, soft_wrap=True)
+            results.add(section, rows, tally, time.monotonic() - began, complete=False)
+            results.write(file)
+        results.add(section, rows, tally, time.monotonic() - began, complete=True)
         results.write(file)
-        console.print(f"{section}: {tally}", highlight=False)
-    rows = [row for row in results.rows() if row.section in options.sections]
-    wrong = results.wrong(options.sections)
+        console.print(f"{section}: {tally}")
+    chosen = [name for name in results.sections if name in options.sections]
+    return show(results, chosen, console)
+
+
+def show(results: Results, sections: Sequence[str], console: Console) -> int:
+    """Print the tables of some sections; return how many bytes came back wrong."""
+    rows = [row for row in results.rows() if row.section in sections]
+    cells = [row for row in rows if row.section in MATRIX_SECTIONS]
     if not console.is_terminal:
         console.width = PIPE_COLUMNS
-    cells = [row for row in rows if row.section in MATRIX_SECTIONS]
     if len(cells) < len(rows):
         console.print(report.table([row for row in rows if row.section not in MATRIX_SECTIONS]))
     if cells:
         console.print(report.matrix_table(cells))
     for text in report.footnotes(rows):
         console.print(text, highlight=False, style="dim")
-    asked = [row for row in rows if row.bar]
+    asked, wrong = [row for row in rows if row.bar], results.wrong(sections)
     met = sum(bool(row.met) for row in asked)
     console.print(f"bars met: {met} of {len(asked)}; bytes wrong: {wrong}", highlight=False)
     return wrong
 
 
-def _told(section: str, options: Options, tally: Tally, console: Console) -> list[Row]:
-    rows = []
-    for row in measure(section, options, tally):
-        rows.append(row)
-        console.print(report.line(row), style="dim", highlight=False, markup=False, soft_wrap=True)
-    return rows
+def show_file(file: Path, *, markdown: bool = False) -> None:
+    """Print the tables of an earlier run. Raises InvalidArgumentError."""
+    from rich.console import Console
+
+    if not file.exists():
+        raise InvalidArgumentError(f"{file} is not there")
+    results = Results.read(file)
+    if markdown:
+        sys.stdout.write(report.markdown(results.rows()) + "\n")
+    else:
+        show(results, list(results.sections), Console())
 
 
 def machine() -> dict[str, Any]:

@@ -40,6 +40,18 @@ BESIDE = ("Mooncake", "Mooncake, tuned")
 """How tables name it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where servers listen, and the starts of the command lines of servers and clients."""
+
+    host: str = "127.0.0.1"
+    servers: Sequence[str] = ()
+    clients: Sequence[str] = ()
+
+
+HERE = Placement()
+
+
 @dataclass(slots=True)
 class System:
     """Running servers with their clients; ``roles`` has the ids of each role's processes."""
@@ -109,14 +121,24 @@ def moonpool_system(
     transports: Sequence[str] = ("shm", "tcp"),
     clients: int = 1,
     checksums: bool = True,
+    placement: Placement = HERE,
     **node: object,
 ) -> Iterator[System]:
     """Run a master, a node with so many bytes, and clients. Raises MoonpoolError."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(Cluster.start(pool_bytes, **node))
+        cluster = stack.enter_context(
+            Cluster.start(pool_bytes, host=placement.host, prefix=placement.servers, **node)
+        )
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moonpool-bench-")))
         peers = [
-            _peer(stack, place, sys.executable, "peer_moonpool", f"moonpool client {i + 1}", {})
+            _peer(
+                stack,
+                place,
+                [*placement.clients, sys.executable],
+                "peer_moonpool",
+                f"moonpool client {i + 1}",
+                {},
+            )
             for i in range(clients)
         ]
         settings = {
@@ -142,10 +164,10 @@ def mooncake_system(
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moonpool-bench-")))
         env = TUNED if tuned else {}
-        owner = _peer(stack, place, python, "peer_mooncake", "Mooncake's owner", env)
+        owner = _peer(stack, place, [python], "peer_mooncake", "Mooncake's owner", env)
         told = owner.call("own", nbytes=pool_bytes, within_s=START_S)
         peers = [
-            _peer(stack, place, python, "peer_mooncake", f"Mooncake client {i + 1}", env)
+            _peer(stack, place, [python], "peer_mooncake", f"Mooncake client {i + 1}", env)
             for i in range(clients)
         ]
         call_all(peers, "connect", within_s=START_S, settings={"address": told["address"]})
@@ -159,14 +181,19 @@ def mooncake_system(
 
 
 def _peer(
-    stack: ExitStack, place: Path, python: str, module: str, name: str, env: dict[str, str]
+    stack: ExitStack,
+    place: Path,
+    python: Sequence[str],
+    module: str,
+    name: str,
+    env: dict[str, str],
 ) -> Peer:
-    command = [python, "-m", f"moonpool.bench.{module}"]
+    command = [*python, "-m", f"moonpool.bench.{module}"]
     log = place / f"{name.replace(' ', '-')}.log"
     try:
         peer = Peer(name, command, _environment(place, env), log)
     except OSError as error:
-        raise PeerError(f"{python}: {error.strerror}") from None
+        raise PeerError(f"{python[-1]}: {error.strerror}") from None
     stack.callback(peer.close)
     return peer
 

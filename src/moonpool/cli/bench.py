@@ -61,6 +61,8 @@ def store(
     ] = False,
 ) -> None:
     """Measure the pool beside memcpy, plain sockets and a peer in one run; verify every byte."""
+    import signal
+
     from moonpool.bench.choices import choose
     from moonpool.bench.run import run
 
@@ -74,5 +76,19 @@ def store(
         runs=runs,
         streams=streams,
     )
+    # Told to end, it ends what it has started, as on Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if run(options, json_file, resume=resume):
         raise typer.Exit(NOT_WELL)
+
+
+@group.command("show")
+@reports_errors
+def show(
+    file: Annotated[Path, typer.Argument(help="What a run has written with --json.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="A table for a document.")] = False,
+) -> None:
+    """Print the tables of an earlier run of a store benchmark."""
+    from moonpool.bench.run import show_file
+
+    show_file(file, markdown=markdown)

@@ -91,3 +91,17 @@ def test_rows_survive_a_file() -> None:
         report.missing("tcp", "get", "why"),
     ]
     assert report.from_dicts(json.loads(json.dumps(report.as_dicts(rows)))) == rows
+
+
+def test_markdown_has_a_line_for_each_row() -> None:
+    limit = Limit("Mooncake", Series((2.0,)), 5.0)
+    rows = [
+        rate_row("shm", "put", Series((0.1, 0.2, 0.1)), GB, None),
+        rate_row("shm", "get", Series((0.1,)), GB, limit),
+        report.missing("delay", "1 ms", "no iperf3"),
+    ]
+    lines = report.markdown(rows).splitlines()
+    assert len(lines) == 5
+    assert lines[2] == "| put | 10.0 GB/s (5.00 to 10.0) |  |  |  |  |"
+    assert lines[3].endswith("| Mooncake: 0.50 GB/s | 20.0 | >= 5 | yes |")
+    assert lines[4] == "| 1 ms |  |  |  |  | not measured: no iperf3 |"

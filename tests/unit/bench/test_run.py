@@ -90,3 +90,31 @@ def test_the_tally_counts_each_byte_once() -> None:
     tally.add(system)
     assert tally.verified == {}  # It never ran.
     assert "nothing" in str(tally)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_file_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "store.json"
+    run.run(OPTIONS, file)
+    capsys.readouterr()
+    run.show_file(file)
+    assert "bars met: 2 of 2; bytes wrong: 3" in capsys.readouterr().out
+    run.show_file(file, markdown=True)
+    assert capsys.readouterr().out.count("put | 1.00 GB/s") == 2
+    with pytest.raises(InvalidArgumentError, match="not there"):
+        run.show_file(tmp_path / "other.json")
+
+
+def test_a_section_cut_short_is_kept_and_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def cut(section: str, _: Options, __: Tally) -> Iterator[Row]:
+        yield Row(section, "put", 1.0, "GB/s")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "MEASURES", {"shm": cut})
+    file, options = tmp_path / "store.json", replace(OPTIONS, sections=("shm",))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run.run(options, file, resume=True)
+        assert [row.what for row in run.Results.read(file).rows()] == ["put"]
