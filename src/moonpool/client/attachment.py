@@ -160,6 +160,8 @@ class AttachedTransport:
             self._active -= 1
             if self.lost and self._active == 0:
                 self._gone()
+        if self._shm.segment.lost:
+            self.close()  # a later use maps the file anew, as far as there is one
 
     def _gone(self) -> None:
         self._unlock()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moonpool.errors import InvalidArgumentError, InvalidWriteError, TransferError
-from moonpool.transport import layout, scan, small
+from moonpool.transport import guard, layout, scan, small
 from moonpool.transport.base import I64, U64, Places
 from moonpool.transport.layout import ENTRY, PAGE_BYTES, Geometry, Header
 from moonpool.transport.owners import Owners, pages_of
@@ -70,6 +70,7 @@ class Segment:
         self._fd = fd
         self.data_offset = shape.data_offset
         self.address = int(memory.ctypes.data) + shape.data_offset
+        self._watch = guard.watch(mapping, int(memory.ctypes.data)) if path else None
 
     # --- making, opening, closing -------------------------------------------------------------
 
@@ -141,18 +142,29 @@ class Segment:
             Path(self.path).unlink(missing_ok=True)
 
     def parts(self) -> _Parts:
-        """Return the views; holding them keeps the memory mapped. TransferError when closed."""
+        """Return the views; holding them keeps the memory mapped. TransferError when closed or
+        lost: to be called after a copy as well as before."""
         parts = self._parts
-        if parts is None:
-            raise TransferError(f"segment {self.header.name} is closed")
+        if parts is None or self.lost:
+            raise self._unusable()
         return parts
 
     def views(self) -> Views:
         """Return the views for single objects, as ``parts`` does."""
         views = self._views
-        if views is None:
-            raise TransferError(f"segment {self.header.name} is closed")
+        if views is None or self.lost:
+            raise self._unusable()
         return views
+
+    @property
+    def lost(self) -> bool:
+        """Whether memory of the file was found to be gone: it was cut short, or there was none
+        left. What is copied from or to the segment after that is of no worth."""
+        return self._watch is not None and self._watch.lost
+
+    def _unusable(self) -> TransferError:
+        why = "has lost memory: its file was cut short, or shared memory is full"
+        return TransferError(f"segment {self.header.name} {why if self.lost else 'is closed'}")
 
     def data(self) -> npt.NDArray[np.uint8]:
         """Return the data area, shape (data_bytes,)."""
@@ -243,12 +255,15 @@ class Segment:
         wanted = np.array([g & 0xFFFFFFFFFFFFFFFF for g in generations], np.uint64)
         valid &= table["generation"][where] == wanted
         table["state"][where[valid]] = layout.FREE
+        self.parts()
         return int(valid.sum())
 
     def scan(self, *, verify: bool = False, reset: bool = False) -> scan.Scan:
         """Read the table; see scan.read."""
         parts = self.parts()
-        return scan.read(self, parts.table, parts.owners, verify=verify, reset=reset)
+        found = scan.read(self, parts.table, parts.owners, verify=verify, reset=reset)
+        self.parts()
+        return found
 
     def ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the parts of a byte range of the file that are not holes."""

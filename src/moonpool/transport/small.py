@@ -85,7 +85,7 @@ def read(segment: Segment, places: Places, memory: Pieces) -> list[int]:
             for address, length in pieces:
                 native.memmove(address, at, length)
                 at += length
-            codes.append(0 if _owned(views, place) else _GONE)
+            codes.append(0 if _owned(segment.views(), place) else _GONE)
     return codes
 
 
@@ -139,7 +139,7 @@ def read_buffer(segment: Segment, place: Place, target: memoryview) -> int:
         return _GONE
     at = segment.data_offset + place.offset
     target[:] = views.memory[at : at + place.size]
-    return 0 if _owned(views, place) else _GONE
+    return 0 if _owned(segment.views(), place) else _GONE
 
 
 # --- steps of transfers, as Segment has them --------------------------------------------------
