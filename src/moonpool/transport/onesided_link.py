@@ -169,7 +169,7 @@ class Links:
         """The carrier has ended: no link is of any use."""
         for link in list(self._links.values()):
             link.lost = True
-        if self._users:
+        if self._users and not self._closed:
             _log.warning("the carrier of %s has ended", self.options.kind)
 
 

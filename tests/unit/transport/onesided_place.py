@@ -3,6 +3,7 @@ processes take a second to start."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,9 +108,9 @@ class Place:
         self.segment.close()
         assert self.server.connections() == 0
 
-    def _start(self, kind: str, regions: list[Region], on_end: object) -> Carrier:
+    def _start(self, kind: str, regions: list[Region], on_end: Callable[[], None]) -> Carrier:
         setup = Setup(kind, "node", "127.0.0.1", regions)
-        return Carrier(setup, self.environment, on_end=on_end)  # type: ignore[arg-type]
+        return Carrier(setup, self.environment, on_end=on_end)
 
 
 def skip_without(kind: str) -> None:
