@@ -75,9 +75,9 @@ class Stages:
                 )
                 bench.keep("pool", result)
                 result["cold"] = await cost.cold_prefill(
-                    bench, 600 if self.small else 32_000, 2 if self.small else 7, plain, first
+                    bench, 600 if self.small else 32_000, 2 if self.small else 5, plain, first
                 )
-                prompts, tokens, rounds = (4, 300, 2) if self.small else (48, 4000, 4)
+                prompts, tokens, rounds = (4, 300, 2) if self.small else (48, 4000, 3)
                 result["no_hits"] = await cost.no_hits(bench, prompts, tokens, rounds, plain, first)
                 bench.keep("pool", result)
                 result |= await self._rhythms(plain, first, second)
@@ -197,7 +197,9 @@ class Stages:
                 connector = _offloading(self.pool_bytes // 2)
             count = int(os.environ.get("ENGINES", "2"))
             names = [f"replay-{row}-{i}" for i in range(count)]
-            kinds = {name: self.options(connector, kv_bytes=kv_bytes) for name in names}
+            longest = min(self.model.max_tokens, load.longest)
+            options = self.options(connector, kv_bytes=kv_bytes, max_model_len=longest)
+            kinds = dict.fromkeys(names, options)
             gpus = {name: i % self.gpus for i, name in enumerate(names)}
             found = await stack.enter_async_context(rig.engines(self.bench, kinds, gpus))
             return await conversations.run(self.bench, row, load, [*found.values()], bool(pinned))

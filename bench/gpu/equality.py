@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -27,8 +28,7 @@ async def compare(
     for i in range(prompts):
         head = (20_000 + i, chooser.randrange(300, longest))
         tail = (30_000 + i, TAIL)
-        await plain.generate([head])
-        await first.generate([head])
+        await asyncio.gather(plain.generate([head]), first.generate([head]))
         wanted = await plain.generate([head, tail], out=OUT)
         found = await second.generate([head, tail], out=OUT)
         hits += found["cached"] > 0

@@ -33,6 +33,12 @@ class Load:
         changes = json.loads(os.environ.get("LOAD", "{}"))
         return cls(**{**{f: getattr(base, f) for f in cls.__slots__}, **changes})
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, rounded up."""
+        total = self.common + self.first + self.turns * self.growth + self.out
+        return -(-total // 1024) * 1024
+
     def describe(self) -> dict[str, Any]:
         """Return the fields."""
         return {field: getattr(self, field) for field in type(self).__slots__}
