@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from moonpool.transport import copy
 from moonpool.transport.base import Copier, Transport
 from moonpool.transport.host import shares_memory
 from moonpool.transport.onesided import OneSidedTransport
+from moonpool.transport.onesided_gpu import GpuMemory
 from moonpool.transport.onesided_link import Links
 from moonpool.transport.onesided_options import options_for
 from moonpool.transport.tcp import TcpTransport
@@ -28,7 +30,8 @@ class Ways:
     """Opens transports; ``kinds`` are the allowed ones (shm, tcp, nixl, mooncake), the best first.
 
     copier: reaches the memory that their callers' Pieces describe. engines: settings of nixl and
-    mooncake; staging: bytes of memory through which they move objects.
+    mooncake; staging: bytes of memory through which they move objects; gpu: memory that
+    they reach by themselves, unchecked.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class Ways:
         copier: Copier = copy.HOST,
         engines: EngineConfig | None = None,
         staging: int = 256 << 20,
+        gpu: Sequence[GpuMemory] = (),
     ) -> None:
+        self._gpu = tuple(gpu)
         self._engines = engines or EngineConfig()
         self._staging = staging
         self._links: dict[str, Links] = {}
@@ -87,6 +92,7 @@ class Ways:
             links = self._links.get(kind)
             if links is None:
                 options = options_for(kind, self._engines, staging=self._staging)
+                options = dataclasses.replace(options, gpu=self._gpu)
                 links = self._links[kind] = Links(
                     options,
                     self._client,

@@ -65,7 +65,8 @@ def pull(
         client,
     )
     good = np.flatnonzero(codes == 0)
-    if not _fetch(session, segment, chosen(places, good), sources.take(good), wire):
+    memory = session.memory[request.memory]
+    if not _fetch(session, segment, chosen(places, good), sources.take(good), wire, memory):
         codes[good] = _FAILED
     sums = np.zeros(count, np.uint64)
     good = np.flatnonzero(codes == 0)
@@ -81,7 +82,12 @@ def pull(
 
 
 def _fetch(
-    session: Session, segment: Segment, places: Places, sources: _Sources, wire: Wire
+    session: Session,
+    segment: Segment,
+    places: Places,
+    sources: _Sources,
+    wire: Wire,
+    memory: data.OneSidedMemory,
 ) -> bool:
     """Fill the slots; tell whether all bytes came."""
     if not len(places):
@@ -91,7 +97,14 @@ def _fetch(
     seconds = PULL_S + int(rows[2].sum()) / BYTES_PER_S_MIN
     region = session.life.regions[segment.header.name]
     try:
-        pending = carrier.fetch(session.peer, region, rows, [len(rows[0])])
+        pending = carrier.fetch(
+            session.peer,
+            region,
+            rows,
+            [len(rows[0])],
+            gpu=memory.gpu,
+            device=memory.device,
+        )
         if not _wait(pending, wire, seconds):
             _log.warning("a transfer from %s does not end; its carrier does", session.peer)
             carrier.kill()

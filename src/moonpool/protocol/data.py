@@ -124,10 +124,13 @@ class WriteDone(DataMessage, frozen=True):
 
 
 class OneSidedMemory(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of the client that the node may fetch from; ``base`` is its address."""
+    """Memory of the client that the node may fetch from; ``base`` is its address. With ``gpu`` it
+    is a GPU's, of the number ``device`` there."""
 
     base: int
     nbytes: int
+    gpu: bool = False
+    device: int = 0
 
 
 class OpenOneSided(DataMessage, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 from moonpool.errors import TransferError
 from moonpool.transport.base import U64
-from moonpool.transport.onesided_engine import GPU_MEMORY, EngineError, Setup
+from moonpool.transport.onesided_engine import GPU_MEMORY, EngineError, Kind, Setup
 from moonpool.transport.pool import parse_address
 
 HANDSHAKE = "P2PHANDSHAKE"
@@ -78,7 +78,8 @@ class MooncakeEngine:
         targets: U64,
         sources: U64,
         lengths: U64,
-        memory: tuple[str, int],
+        ours: Kind,
+        theirs: Kind,
         note: bool,
     ) -> MooncakePull:
         """Submit a batch of reads."""

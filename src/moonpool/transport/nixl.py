@@ -18,6 +18,7 @@ from moonpool.transport.onesided_engine import (
     HOST_MEMORY,
     NOTE,
     EngineError,
+    Kind,
     Setup,
 )
 
@@ -117,18 +118,16 @@ class NixlEngine:
         targets: U64,
         sources: U64,
         lengths: U64,
-        memory: tuple[str, int],
+        ours: Kind,
+        theirs: Kind,
         note: bool,
     ) -> NixlPull:
         """Post a READ of all rows."""
-        kind, device = memory
-        ours = self._descriptors(kind, targets, lengths, device)
-        theirs = self._descriptors(HOST_MEMORY, sources, lengths, 0)
         request = self._call(
             self._agent.createXferReq,
             self._nixl.NIXL_READ,
-            ours,
-            theirs,
+            self._descriptors(ours, targets, lengths),
+            self._descriptors(theirs, sources, lengths),
             peer,
             NOTE if note else b"",
             [],
@@ -147,7 +146,8 @@ class NixlEngine:
         self._kept.clear()
         self._agent = None
 
-    def _descriptors(self, memory: str, addresses: U64, lengths: U64, device: int) -> Any:
+    def _descriptors(self, kind: Kind, addresses: U64, lengths: U64) -> Any:
+        memory, device = kind
         table = np.empty((len(addresses), 3), np.uint64)
         table[:, 0], table[:, 1], table[:, 2] = addresses, lengths, device
         return self._nixl.nixlXferDList(self._segment(memory), table)

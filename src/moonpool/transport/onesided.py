@@ -8,7 +8,8 @@ can ever write into memory that has gone to somebody else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,7 @@ from moonpool.transport import copy, streams
 from moonpool.transport.base import I64, U64, Copier, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, places_span, some, span
 from moonpool.transport.layout import PAGE_BYTES
+from moonpool.transport.onesided_gpu import GpuMemory, located
 from moonpool.transport.onesided_peer import Link
 from moonpool.transport.onesided_staging import ALIGN_BYTES, Staging, Window
 from moonpool.transport.owners import pages_of
@@ -56,6 +58,7 @@ class OneSidedTransport:
         *,
         timeout_s: float = 5.0,
         copier: Copier = copy.HOST,
+        gpu: Sequence[GpuMemory] = (),
         on_close: Callable[[OneSidedTransport], None] = lambda _closed: None,
     ) -> None:
         """Raises TransferError if the node has no such segment."""
@@ -64,6 +67,7 @@ class OneSidedTransport:
             raise TransferError(f"the node has no segment {segment!r} to read")
         self.link, self._staging, self._where = link, staging, found
         self._timeout_s, self._copier = timeout_s, copier
+        self._gpu = gpu
         self._on_close = on_close
         self._closed = False
         self._tcp = TcpTransport(link.pool, segment, timeout_s=timeout_s, copier=copier)
@@ -171,6 +175,9 @@ class OneSidedTransport:
         held = True
         try:
             plan = _Plan(places, window, self._where)
+            direct = located(memory, self._gpu)
+            if direct is not None:
+                return self._read_direct(plan, memory, *direct)
             seconds = self._timeout_s + plan.nbytes / BYTES_PER_S_MIN
             pending = self.link.carrier.fetch(self.link.peer, 0, plan.rows, plan.phases, note=True)
             if not pending.wait(seconds):
@@ -183,6 +190,19 @@ class OneSidedTransport:
         finally:
             if held:
                 self._staging.give_back(window)
+
+    def _read_direct(self, plan: _Plan, memory: Pieces, number: int, at: U64) -> I64:
+        """Fetch into a GPU's memory; only the owners can be checked."""
+        carrier = self.link.carrier
+        before, after = plan.owners()
+        straight = at, plan.sources(memory), memory.lengths
+        seconds = self._timeout_s + plan.nbytes / BYTES_PER_S_MIN
+        for region, rows in ((0, before), (1 + number, straight), (0, after)):
+            pending = carrier.fetch(self.link.peer, region, rows, [len(rows[0])])
+            if not pending.wait(seconds):
+                carrier.kill()  # it may be the caller's memory that is written
+            pending.result()
+        return np.where(plan.intact(self._staging), 0, _GONE).astype(np.int64)
 
     def _take(self, plan: _Plan, memory: Pieces) -> I64:
         """Check what has arrived and copy what is right to its place."""
@@ -204,34 +224,65 @@ class OneSidedTransport:
     def _write(
         self, places: Places, memory: Pieces, keys: list[bytes], parents: list[bytes]
     ) -> tuple[I64, U64]:
+        direct = located(memory, self._gpu)
+        if direct is not None:
+            counts = np.diff(memory.starts).tobytes()
+            pieces = direct[1].tobytes(), memory.lengths.tobytes(), counts
+            return self._ask(places, keys, parents, b"", _Sources(1 + direct[0], *pieces))
         window = self._staging.take(self._timeout_s)
         try:
             offsets = _laid_out(places.sizes)
             sums = self._copier.gather(memory, offsets + np.uint64(window.address))
-            request = data.PullBatch(
-                self.link.carrier.kind,
-                self._where.name,
-                places.indexes.tobytes(),
-                places.offsets.tobytes(),
-                places.sizes.tobytes(),
-                places.capacities.tobytes(),
-                places.generations.tobytes(),
-                keys,
-                parents,
-                sums.tobytes(),
-                (offsets + np.uint64(window.offset)).tobytes(),
-            )
-            with self.link.pool.connection() as wire:
-                wire.within(self._timeout_s + int(places.sizes.sum()) / BYTES_PER_S_MIN)
-                wire.send(request)
-                done = data.decode_reply(wire.receive(), data.WriteDone)
+            at = (offsets + np.uint64(window.offset)).tobytes()
+            codes, arrived = self._ask(places, keys, parents, sums.tobytes(), _Sources(0, at))
         finally:
             # The node may still read it; what it gets then does not have the checksums it was told.
             self._staging.give_back(window)
+        return np.where((codes == 0) & (arrived != sums), _WRONG, codes).astype(np.int64), sums
+
+    def _ask(
+        self,
+        places: Places,
+        keys: list[bytes],
+        parents: list[bytes],
+        checksums: bytes,
+        sources: _Sources,
+    ) -> tuple[I64, U64]:
+        """Let the node fetch objects; return its codes and the checksums of what arrived."""
+        request = data.PullBatch(
+            self.link.carrier.kind,
+            self._where.name,
+            places.indexes.tobytes(),
+            places.offsets.tobytes(),
+            places.sizes.tobytes(),
+            places.capacities.tobytes(),
+            places.generations.tobytes(),
+            keys,
+            parents,
+            checksums,
+            sources.at,
+            sources.memory,
+            sources.lengths,
+            sources.counts,
+        )
+        with self.link.pool.connection() as wire:
+            wire.within(self._timeout_s + int(places.sizes.sum()) / BYTES_PER_S_MIN)
+            wire.send(request)
+            done = data.decode_reply(wire.receive(), data.WriteDone)
         codes = data.numbers(done.codes, len(places))
-        arrived = data.words(done.checksums, len(places)) == sums
-        codes = np.where(codes > 0, _FAILED, codes)
-        return np.where((codes == 0) & ~arrived, _WRONG, codes).astype(np.int64), sums
+        sums = data.words(done.checksums, len(places))
+        return np.where(codes > 0, _FAILED, codes).astype(np.int64), sums
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Where the node fetches from: the number of a memory, offsets there, and the pieces' lengths
+    and counts unless each object is one piece."""
+
+    memory: int
+    at: bytes
+    lengths: bytes = b""
+    counts: bytes = b""
 
 
 class _Plan:
@@ -260,6 +311,25 @@ class _Plan:
         )
         self.phases = [len(places)] * 3
         self.nbytes = int(self.rows[2].sum())
+
+    def owners(self) -> tuple[tuple[U64, U64, U64], tuple[U64, U64, U64]]:
+        """Return the rows that fetch the owners before and after."""
+        n = len(self.places)
+        targets, sources, lengths = self.rows
+        return (targets[:n], sources[:n], lengths[:n]), (
+            targets[2 * n :],
+            sources[2 * n :],
+            lengths[2 * n :],
+        )
+
+    def sources(self, memory: Pieces) -> U64:
+        """Return the node's address of each piece, shape (p,)."""
+        n, counts = len(self.places), np.diff(memory.starts)
+        inner = np.zeros(len(memory.lengths), np.uint64)
+        np.cumsum(memory.lengths[:-1], out=inner[1:])
+        begun = np.zeros(n, np.uint64)
+        np.cumsum(memory.sizes()[:-1], out=begun[1:])
+        return np.asarray(np.repeat(self.rows[1][n : 2 * n] - begun, counts) + inner)
 
     def intact(self, staging: Staging) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Tell whose pages carried its generation before and after, shape (n,)."""

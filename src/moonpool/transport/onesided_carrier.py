@@ -148,11 +148,15 @@ class Carrier:
         phases: list[int],
         *,
         note: bool = False,
+        gpu: bool = False,
+        device: int = 0,
     ) -> Pending:
         """Begin to copy (targets, sources, lengths) from a peer into a region; see Fetch."""
         targets, sources, lengths = (each.tobytes() for each in rows)
         return self._order(
-            lambda number: said.Fetch(number, peer, region, targets, sources, lengths, phases, note)
+            lambda number: said.Fetch(
+                number, peer, region, targets, sources, lengths, phases, note, gpu, device
+            )
         )
 
     def kill(self) -> None:

@@ -22,6 +22,9 @@ DESCRIPTION_BYTES_MAX = 1 << 20
 ROWS_MAX = 1 << 20
 NOTE = b"moonpool"
 
+Kind = tuple[str, int]
+"""HOST_MEMORY or GPU_MEMORY, and the number of the GPU."""
+
 
 class EngineError(TransferError):
     """The engine cannot do what was asked; the peer or this host is not made for it."""
@@ -89,11 +92,12 @@ class Engine(Protocol):
         targets: U64,
         sources: U64,
         lengths: U64,
-        memory: tuple[str, int],
+        ours: Kind,
+        theirs: Kind,
         note: bool,
     ) -> Pull:
-        """Start to copy the peer's memory into ours. ``memory`` is the target's kind and device;
-        with ``note`` the peer is notified at the end. Arrays of shape (k,), no length is 0."""
+        """Start to copy the peer's memory into ours, each of its kind; with ``note`` the peer is
+        notified at the end. Arrays of shape (k,), no length is 0."""
         ...
 
     def notes(self) -> int:
@@ -140,7 +144,7 @@ class Fetch(DataMessage, frozen=True):
     """Copy rows from a peer in phases, one after the other; answered by Fetched or Failed.
 
     Arrays of u64: targets are offsets in the region, sources the peer's addresses. ``phases`` are
-    the numbers of rows of each phase.
+    the numbers of rows of each phase. With ``gpu`` the peer's memory is that of its ``device``.
     """
 
     id: int
@@ -151,6 +155,8 @@ class Fetch(DataMessage, frozen=True):
     lengths: bytes
     phases: list[int]
     note: bool = False
+    gpu: bool = False
+    device: int = 0
 
 
 class Fetched(DataMessage, frozen=True):

@@ -16,6 +16,7 @@ from moonpool.transport.base import Copier
 from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.onesided_carrier import Carrier
 from moonpool.transport.onesided_engine import EngineError, Region, Setup
+from moonpool.transport.onesided_gpu import CARRIER, GpuMemory
 from moonpool.transport.onesided_peer import Link
 from moonpool.transport.onesided_staging import Staging
 from moonpool.transport.pool import ConnectionPool, open_data, parse_address
@@ -36,6 +37,7 @@ class Options:
     environment: dict[str, str] = field(default_factory=dict)
     staging_bytes: int = 256 * 1024 * 1024
     host: str = ""
+    gpu: tuple[GpuMemory, ...] = ()
 
 
 class Links:
@@ -78,6 +80,7 @@ class Links:
             segment,
             timeout_s=self._timeout_s,
             copier=self._copier,
+            gpu=self.options.gpu,
             on_close=self._closed_one,
         )
         with self._lock:
@@ -135,11 +138,13 @@ class Links:
             self._staging = Staging(self.options.staging_bytes, self._copier)
         if self._carrier is None or self._carrier.ended.is_set():
             host = self.options.host or _own_host(address)
-            region = Region(self._staging.nbytes, fd=self._staging.fd)
+            staging = Region(self._staging.nbytes, fd=self._staging.fd)
+            regions = [staging, *(each.region() for each in self.options.gpu)]
             name = f"{self._client}/{secrets.token_hex(8)}"
-            setup = Setup(self.options.kind, name, host, [region], self.options.engine)
+            setup = Setup(self.options.kind, name, host, regions, self.options.engine)
             environment: Mapping[str, str] = self.options.environment
-            self._carrier = self._start(setup, environment, on_end=self._on_end)
+            module = {"module": CARRIER} if self.options.gpu else {}
+            self._carrier = self._start(setup, environment, on_end=self._on_end, **module)
         return self._carrier, self._staging
 
     def _connect(self, address: str, carrier: Carrier, staging: Staging) -> Link:
@@ -147,11 +152,13 @@ class Links:
         wire = open_data(host, port, self._client, self._timeout_s, self._token)
         try:
             wire.within(OPEN_S)
-            memory = data.OneSidedMemory(carrier.bases[0], staging.nbytes)
+            gpus = zip(carrier.bases[1:], self.options.gpu, strict=True)
+            memory = [
+                data.OneSidedMemory(carrier.bases[0], staging.nbytes),
+                *(data.OneSidedMemory(base, g.nbytes, True, g.device) for base, g in gpus),
+            ]
             wire.send(
-                data.OpenOneSided(
-                    carrier.kind, list(carrier.backends), carrier.description, [memory]
-                )
+                data.OpenOneSided(carrier.kind, list(carrier.backends), carrier.description, memory)
             )
             ready = data.decode_reply(wire.receive(), data.OneSidedReady)
             if ready.why:

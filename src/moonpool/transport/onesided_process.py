@@ -91,9 +91,15 @@ class _Job:
         some = lengths != 0
         if some.any():
             ends = self.order.note and self._phase == len(self.order.phases)
-            memory = self.memory.kind, self.memory.device
+            theirs = said.GPU_MEMORY if self.order.gpu else said.HOST_MEMORY
             self._pull = engine.pull(
-                self.order.peer, targets[some], sources[some], lengths[some], memory, ends
+                self.order.peer,
+                targets[some],
+                sources[some],
+                lengths[some],
+                (self.memory.kind, self.memory.device),
+                (theirs, self.order.device),
+                ends,
             )
 
     def _finish(self) -> None:

@@ -8,6 +8,7 @@ the bytes are written after all), ``fail``, ``crash``, ``flip`` (one bit of each
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from pathlib import Path
 
@@ -16,9 +17,9 @@ import numpy as np
 from moonpool.errors import TransferError
 from moonpool.transport import onesided_engine, onesided_process
 from moonpool.transport.base import U64
-from moonpool.transport.onesided_engine import Engine, Setup
+from moonpool.transport.onesided_engine import Engine, Kind, Setup
 
-_opened_gpu = np.zeros(1 << 20, np.uint8)
+_opened: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = []
 
 
 class FakeEngine:
@@ -50,12 +51,13 @@ class FakeEngine:
         targets: U64,
         sources: U64,
         lengths: U64,
-        memory: tuple[str, int],
+        ours: Kind,
+        theirs: Kind,
         note: bool,
     ) -> FakePull:
         for target, length in zip(targets.tolist(), lengths.tolist(), strict=True):
             if not any(
-                (kind, device) == memory and address <= target <= target + length <= address + size
+                (kind, device) == ours and address <= target <= target + length <= address + size
                 for address, size, kind, device in self.registered
             ):
                 raise TransferError("memory that is not registered")
@@ -104,8 +106,12 @@ def _load(setup: Setup) -> Engine:
     return FakeEngine(setup)
 
 
-def _open_gpu(_handle: bytes, _device: int) -> int:
-    return int(_opened_gpu.ctypes.data)
+def _open_gpu(handle: bytes, _device: int) -> int:
+    """The handle names a file that stands for the GPU's memory."""
+    with Path(handle.decode()).open("r+b") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+    _opened.append(mapped)
+    return int(mapped.ctypes.data)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from moonpool.errors import DeadlineError, TransferError
 from moonpool.protocol import data
 from moonpool.transport import copy
-from moonpool.transport.base import Copier, Places
+from moonpool.transport.base import Copier, Pieces, Places
 from moonpool.transport.layout import PAGE_BYTES
 from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.onesided_carrier import Carrier
 from moonpool.transport.onesided_engine import Region, Setup
+from moonpool.transport.onesided_gpu import CARRIER, GpuMemory
 from moonpool.transport.onesided_link import Links
 from moonpool.transport.onesided_staging import WINDOWS, Staging
 from moonpool.transport.pool import open_data
@@ -209,6 +213,50 @@ def test_objects_larger_than_a_window_go_over_tcp(place: FakePlace) -> None:
     place.at_client.write_text("fail")
     codes = place.transport().read(where, source.blank().pieces)
     assert codes.tolist() == [0, -800, 0]
+
+
+# --- memory of a GPU, which a file stands for ----------------------------------------------------
+
+
+def start_fake(*arguments: Any, module: str = "", **more: Any) -> Carrier:
+    assert module == CARRIER
+    return Carrier(*arguments, module=MODULE, **more)
+
+
+def test_a_gpus_memory_is_reached_without_staging(place: FakePlace, tmp_path: Path) -> None:
+    nbytes, sizes, shift = 1 << 20, [50_000] * 6, 4096
+    file = tmp_path / "gpu"
+    file.write_bytes(bytes(nbytes + shift))
+    with file.open("r+b") as opened:
+        memory = np.frombuffer(mmap.mmap(opened.fileno(), 0), np.uint8)
+    source = batch(1, sizes)
+    base = int(memory.ctypes.data) + shift
+    size = len(source.memory)
+    memory[shift : shift + size] = source.memory
+
+    def moved(by: int) -> Pieces:
+        old = np.uint64(source.memory.ctypes.data)
+        at = source.pieces.addresses - old + np.uint64(base + by)
+        return Pieces(at, source.pieces.lengths, source.pieces.starts)
+
+    known = GpuMemory(base, nbytes, str(file).encode(), shift, 3)
+    place.links.options = replace(place.links.options, gpu=(known,))
+    place.links._start = start_fake
+    way = place.transport()
+    where = places(sizes)
+    written = way.write(where, moved(0), keys(6), [])
+    assert not written.codes.any()
+    sums = [xxhash.xxh3_64_intdigest(payload) for payload in source.payloads()]
+    assert written.checksums.tolist() == sums
+    generations = [g + (i == 2) for i, g in enumerate(where.generations.tolist())]
+    codes = way.read(changed(where, generations=generations), moved(400_000))
+    assert codes.tolist() == [0, 0, -704, 0, 0, 0]
+    assert not way.read(where, moved(400_000)).any()
+    target = source.blank()
+    target.memory[:] = memory[shift + 400_000 : shift + 400_000 + size]
+    assert target.payloads() == source.payloads()
+    # Other memory of the same process goes through staging, and is checked.
+    assert way.read(where, source.blank().pieces).tolist() == [-801] * 6
 
 
 # --- what a hostile client may say ---------------------------------------------------------------
