@@ -22,7 +22,7 @@ from moonpool.errors import MoonpoolError
 
 WITHIN = 0.9
 IPERF_PORT = 5201
-SPARE_S = 30.0
+IPERF_S = 60.0
 STOP_S = 5.0
 LISTEN_S = 0.3
 
@@ -56,7 +56,7 @@ def _one(
         stack.enter_context(_iperf_server(link))
         steps: Steps = []
         for verb in VERBS:
-            steps.append((f"iperf3 {verb}", _iperf(link, verb, batch, n, options.delay_s)))
+            steps.append((f"iperf3 {verb}", _iperf(link, verb, batch, n)))
             steps.append((verb, _step(ours, verb)))
         taken = alternate(steps, min(options.runs, options.delay_runs))
     for verb in VERBS:
@@ -88,20 +88,20 @@ def _iperf_server(link: Link) -> Iterator[None]:
             server.wait()
 
 
-def _iperf(link: Link, verb: str, batch: Batch, streams: int, seconds: float) -> Step:
-    """Return a step: the seconds that iperf3 would take for the batch, once its windows are open
-    (its first second is left out). A get flows from the far end, as ``-R`` does."""
+def _iperf(link: Link, verb: str, batch: Batch, streams: int) -> Step:
+    """Return a step: the seconds that iperf3 takes for as many bytes, on new connections. A get
+    flows from the far end, as ``-R`` does."""
     flags: Sequence[str] = ("-R",) if verb == "get" else ()
     command = link.inside(
         link.near,
         [
             *("iperf3", "-c", link.far_address, "-p", str(IPERF_PORT), "-P", str(streams)),
-            *("-t", f"{seconds:g}", "-O", "1", "-J", *flags),
+            *("-n", str(batch.nbytes), "-J", *flags),
         ],
     )
 
     def step() -> float:
-        ended = subprocess.run(command, capture_output=True, timeout=seconds + SPARE_S, check=False)
+        ended = subprocess.run(command, capture_output=True, timeout=IPERF_S, check=False)
         said = json.loads(ended.stdout or b"{}")
         try:
             bits_s = float(said["end"]["sum_received"]["bits_per_second"])

@@ -66,6 +66,7 @@ def _object_row(section: str, system: System, growth: int, options: Options) -> 
 def _node_row(section: str, system: System, empty: int, options: Options) -> Row:
     data, beside = _areas(system.segments)
     private = _private(system)["node"]
+    in_use = _allocated(system.segments) - options.objects * options.object_bytes
     share = (private + beside) / (data + beside)
     return Row(
         section,
@@ -75,8 +76,13 @@ def _node_row(section: str, system: System, empty: int, options: Options) -> Row
         bar=f"< {100 * NODE_SHARE_MAX:g}" if options.bars else "",
         met=share < NODE_SHARE_MAX if options.bars else None,
         note=f"its own {private / 1e6:.0f} MB ({empty / 1e6:.0f} MB before the first object), "
-        f"slot tables {beside / 1e6:.0f} MB",
+        f"slot tables {beside / 1e6:.0f} MB, {max(0, in_use) / 1e6:.0f} MB of them in use",
     )
+
+
+def _allocated(segments: Path) -> int:
+    """Return the bytes of memory behind the segments' files."""
+    return sum(512 * path.stat().st_blocks for path in segments.glob("*/*.seg"))
 
 
 def _areas(segments: Path) -> tuple[int, int]:

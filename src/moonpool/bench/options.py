@@ -10,6 +10,7 @@ from moonpool.transport import streams
 SECTIONS = ("shm", "tcp", "small", "lookup", "checksum", "delay", "memory")
 MATRIX_SECTIONS = ("shm-matrix", "tcp-matrix")
 LARGE = Batch(512, 1, 2 << 20)
+HALF = Batch(256, 1, 2 << 20)
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class Options:
     pool_bytes: int = 16 << 30
     idle_s: float = 20.0
     delays_ms: tuple[float, ...] = (1.0, 10.0, 50.0)
-    delay_batch: Batch = LARGE
-    delay_s: float = 1.5
+    delay_batch: Batch = HALF
     delay_runs: int = 2
     matrix_bytes: int = 256 << 20
     sizes: tuple[int, ...] = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -71,7 +71,6 @@ PRESETS: dict[str, Options] = {
         idle_s=0.2,
         delays_ms=(1.0,),
         delay_batch=Batch(4, 1, 64 << 10),
-        delay_s=1.0,
         matrix_bytes=1 << 20,
         sizes=(4 << 10, 64 << 10),
         counts=(16,),
