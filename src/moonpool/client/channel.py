@@ -245,17 +245,30 @@ class SocketChannel:
     def _connected(self, limit: float) -> Connection:
         """Make a connection for which there is a place."""
         try:
-            connection = Connection(
-                self._address, self._hello, max(0.001, min(limit, CONNECT_TIMEOUT_S))
-            )
+            connection = self._dial(max(0.001, min(limit, CONNECT_TIMEOUT_S)))
         except BaseException as error:
             self._left()
             if isinstance(error, MasterUnreachableError | ProtocolError):
                 self._mark_down(error)
             raise
         connection.idle_since = time.monotonic()
-        self._see_board(connection)
         return connection
+
+    def _dial(self, timeout_s: float) -> Connection:
+        """Connect to the master, by its Unix socket if that leads to the same one."""
+        connection = Connection(self._address, self._hello, timeout_s)
+        self._see_board(connection)
+        offer, board = connection.welcome, self._board
+        if not offer.local or board is None or board.cookie != offer.board_cookie:
+            return connection
+        try:
+            near = Connection(offer.local, self._hello, timeout_s)
+        except (MoonpoolError, ValueError):
+            return connection
+        if (near.epoch, near.welcome.board_cookie) != (connection.epoch, board.cookie):
+            near, connection = connection, near
+        connection.close()
+        return near
 
     def _see_board(self, connection: Connection) -> None:
         offer, known = connection.welcome, self._board
@@ -320,13 +333,12 @@ class SocketChannel:
         while not self._closed.wait(wait):
             wait, pause = pause * random.uniform(0.8, 1.2), min(2 * pause, self._retry_max_s)
             try:
-                connection = Connection(self._address, self._hello, CONNECT_TIMEOUT_S)
+                connection = self._dial(CONNECT_TIMEOUT_S)
             except MoonpoolError as error:
                 with self._free:
                     if not self._closed.is_set():
                         self._down = error
                 continue
-            self._see_board(connection)
             with self._free:
                 self._open += 1
                 if not self._closed.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -12,6 +13,7 @@ from moonpool.protocol.codec import PUSH_ID, REQUEST_ID_MAX, decode_reply, encod
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
 
 BUFFER_BYTES = 1 << 16
+_peer = struct.Struct("3i")
 _length = struct.Struct("<I").unpack_from
 
 
@@ -29,11 +31,14 @@ class Connection:
     epoch: the master's, as of the greeting; a connection never outlives it.
     """
 
-    def __init__(self, address: tuple[str, int], hello: Hello, timeout_s: float) -> None:
-        """Connect and greet. Raises MasterUnreachableError, DeadlineError, VersionMismatchError,
-        IllegalClientError."""
+    def __init__(self, address: tuple[str, int] | str, hello: Hello, timeout_s: float) -> None:
+        """Connect and greet. ``address``: host and port, or the name of an abstract Unix socket.
+
+        Raises MasterUnreachableError, DeadlineError, VersionMismatchError, IllegalClientError.
+        """
         self.idle_since = 0.0
-        self._address = f"{address[0]}:{address[1]}"
+        near = isinstance(address, str)
+        self._address = str(address) if near else f"{address[0]}:{address[1]}"
         self._next_id = 1
         self._timeout_s = 0.0
         self._buffer = bytearray(BUFFER_BYTES)
@@ -99,8 +104,10 @@ class Connection:
         """Close the socket."""
         self._sock.close()
 
-    def _connected(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
+    def _connected(self, address: tuple[str, int] | str, timeout_s: float) -> socket.socket:
         try:
+            if isinstance(address, str):
+                return _connected_locally(address, timeout_s)
             sock = socket.create_connection(address, timeout_s)
         except TimeoutError:
             raise DeadlineError(f"the master at {self._address}: no connection in time") from None
@@ -161,6 +168,24 @@ class Connection:
             )
         reason = error.strerror or error
         return LostAnswerError(f"the master at {self._address} was lost during {what}: {reason}")
+
+
+def _connected_locally(name: str, timeout_s: float) -> socket.socket:
+    """Connect to a Unix socket of this user; another user's may have taken the name over."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(f"\0{name}")
+        _, owner, _ = _peer.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _peer.size)
+        )
+        if owner != os.getuid():
+            raise PermissionError("it is another user's")
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _no_push(reply: Reply | Push) -> Reply:

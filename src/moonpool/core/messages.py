@@ -38,7 +38,8 @@ class Welcome(Message, frozen=True):
     """The master's answer: the version to speak and its epoch (grows with each restart).
 
     ``board_path`` is the file in which clients on the machine ``board_host`` may look objects up
-    by themselves; empty if there is none. The file says ``board_cookie`` too.
+    by themselves; empty if there is none. The file says ``board_cookie`` too. ``local`` is the name
+    of an abstract Unix socket that does what the port does, for clients on that machine.
     """
 
     version: int
@@ -46,6 +47,7 @@ class Welcome(Message, frozen=True):
     board_path: str = ""
     board_host: str = ""
     board_cookie: int = 0
+    local: str = ""
 
 
 class Failed(Message, frozen=True):

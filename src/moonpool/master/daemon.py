@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
@@ -115,6 +116,22 @@ def _listen(key: str, host: str, port: int) -> socket.socket:
         raise ConfigError(_why_not(key, host, port, error)) from None
 
 
+def _listen_locally() -> socket.socket | None:
+    """Return an abstract Unix socket, which costs a request half of what loopback TCP costs.
+
+    It is open to whoever can reach the loopback port, and gone with the process.
+    """
+    name = f"\0moonpool-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.bind(name)
+        local.listen(BACKLOG)
+    except OSError as error:
+        log.info("no Unix socket for clients on this host: %s", error)
+        return None
+    return local
+
+
 def _why_not(key: str, host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"{key}: {port} on {host} is in use; allowed: a free port, or 0 for any"
@@ -127,10 +144,17 @@ def _why_not(key: str, host: str, port: int, error: OSError) -> str:
 async def _rpc(service: Service, sock: socket.socket) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Session(service), sock=sock)
+    local = _listen_locally()
+    near = None
+    if local is not None:
+        near = await loop.create_unix_server(lambda: Session(service), sock=local)
+        service.local = local.getsockname()[1:].decode()
     try:
         yield
     finally:
         server.close()
+        if near is not None:
+            near.close()
         service.close()
         await asyncio.sleep(0)
 

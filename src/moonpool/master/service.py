@@ -95,6 +95,7 @@ class Service:
         self.sessions: set[Session] = set()
         self._peers: dict[str, list[Session]] = {}
         self._board = board
+        self.local = ""
         self._token = token.encode()
         self._status: tuple[float, Status] | None = None
         self._validated_at = float("-inf")
@@ -129,7 +130,7 @@ class Service:
         board = self._board
         if board is None or not board.path:
             return Welcome(version, self.epoch)
-        return Welcome(version, self.epoch, board.path, board.host, board.cookie)
+        return Welcome(version, self.epoch, board.path, board.host, board.cookie, self.local)
 
     def closed(self, session: Session) -> None:
         """Note the end of a connection; the peer is gone with its last one."""
