@@ -172,18 +172,18 @@ class BlockPrompts:
         ids = _given(fields) if path == COMPLETION else None
         if ids is not None:
             return Chain(ids)
-        if self._local is None:
+        local, chains = self._local, self._chains
+        if local is None:
             found = await self.remote.tokens(path, fields)
             return Chain(found) if found is not None else None
         if path == COMPLETION:
             text = _text(fields)
-            encode = self._local.encode_plain
-            return Chain(await _beside(len(text), LONG_CHARS, encode, text))
-        text = self._local.render(fields)
-        chains = self._chains
+            return Chain(await _beside(len(text), LONG_CHARS, local.encode_plain, text))
+        size = len(fields.raw("messages"))
+        text = await _beside(size, LONG_CHARS * 8, local.render, fields)
         search = chains.search(repr((extra, hasher.block_tokens)).encode(), text)
         rest = search.rest
-        new, places = await _beside(len(rest), LONG_CHARS, self._local.encode, rest)
+        new, places = await _beside(len(rest), LONG_CHARS, local.encode, rest)
         return chains.add(search, new, places, hasher.block_tokens)
 
     def agrees(self, tokens: Sequence[int], block_tokens: int, key: int) -> bool | None:
@@ -224,7 +224,7 @@ class BlockPrompts:
             state["why"] = self._why
         if self._hasher is not None:
             state |= {"hash": self._hasher.algorithm, "block_tokens": self._hasher.block_tokens}
-        if self._local is not None:
+        if self._local is not None and self.kind == "local":
             state |= {"tokenizer": str(self._local.folder), "cached_tokens": self._chains.held}
         return state
 

@@ -113,6 +113,11 @@ class Forwarder:
         instance, now = plan.serve, self.clock()
         instance.circuit.begin(now)
         ticket = Ticket(plan, now)
+        # A whole answer tells nothing of its first token: that is taken to come as predicted.
+        timer = None
+        if plan.prefill_tokens and not routed.stream:
+            later = asyncio.get_running_loop().call_later
+            timer = later(plan.predicted_s, ticket.first_token)
         try:
             async with await self._send(request, routed, plan) as upstream:
                 if upstream.status in BUSY and more:
@@ -124,6 +129,8 @@ class Forwarder:
                     routed.made(first, instance)
                 return await self._pass_on(request, routed, plan, upstream, first)
         finally:
+            if timer is not None:
+                timer.cancel()
             ticket.end()
 
     async def _send(
@@ -149,8 +156,8 @@ class Forwarder:
         # Only a stream's first byte is its first token.
         if routed.stream and upstream.status == 200 and routed.prompt.keys:
             seconds = now - ticket.began_s
-            plan.serve.model.observe(plan.work, seconds)
             self.members.fleet.observe(plan.work, seconds)
+            plan.serve.model.observe(plan.work, seconds)
             self.metrics.foreseen_tokens.inc(max(plan.local_tokens, plan.pool_tokens))
 
     async def _pass_on(

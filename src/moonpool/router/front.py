@@ -39,6 +39,13 @@ PROXIED = (
     "/tokenize",
 )
 BACKGROUND_STOP_S = 2.0
+# Requests whose bodies are being read, beside those in flight or waiting.
+READING_MAX = 1024
+# All bodies together may be so many times as large as one.
+BODIES_HELD = 16
+
+# Connections that have not sent a whole head yet, and what ends them.
+UNHEARD: dict[object, asyncio.TimerHandle] = {}
 
 
 class EventsState(Protocol):
@@ -77,6 +84,7 @@ class Front:
         self.events: EventsState | None = None
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._clock = clock
+        self._open = self._held = 0
         self.replace_instances(urls)
 
     @property
@@ -160,9 +168,23 @@ class Front:
         return await self.forward.answer(request, routed)
 
     async def _proxy(self, request: web.Request) -> web.StreamResponse:
+        limits = self.options.limits
+        if self._open >= limits.in_flight + limits.queue + READING_MAX:
+            self.metrics.refused.labels("open").inc()
+            return error_response("too many requests are open", 429, {"Retry-After": "1"})
+        self._open += 1
+        held: list[int] = []
+        try:
+            return await self._serve(request, held)
+        finally:
+            self._open -= 1
+            self._held -= sum(held)
+
+    async def _serve(self, request: web.Request, held: list[int]) -> web.StreamResponse:
+        """Answer a request; ``held`` gets the bytes that its body occupies."""
         arrived = self._clock()
         try:
-            routed = await self._understood(request, arrived)
+            routed = await self._understood(request, arrived, held)
             entry = await self._let_in(request, arrived)
         except BadRequest as error:
             self.metrics.refused.labels("bad request").inc()
@@ -184,8 +206,10 @@ class Front:
             self.admission.leave(entry, served_s)
             self.metrics.in_flight.set(self.admission.in_flight)
 
-    async def _understood(self, request: web.Request, arrived: float) -> RoutedRequest:
-        body = await self._body(request)
+    async def _understood(
+        self, request: web.Request, arrived: float, held: list[int]
+    ) -> RoutedRequest:
+        body = await self._body(request, held)
         fields = Fields(body)
         routed = RoutedRequest(_path(request), fields.without_private(body), arrived)
         routed.model = fields.text("model")
@@ -209,7 +233,7 @@ class Front:
         if self.policy.needs_pool:
             await self.knowledge.ask_pool(routed)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, held: list[int]) -> bytes:
         most = self.options.body_bytes
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
@@ -219,8 +243,12 @@ class Front:
                 async for part in request.content.iter_any():
                     parts.append(part)
                     size += len(part)
+                    held.append(len(part))
+                    self._held += len(part)
                     if size > most:
                         raise web.HTTPRequestEntityTooLarge(most, size)
+                    if self._held > BODIES_HELD * most:
+                        raise Refused("memory", "too many large requests are open", 1.0)
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
         except web.RequestPayloadError as error:
@@ -265,6 +293,9 @@ def _path(request: web.Request) -> str:
 @web.middleware
 async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn aiohttp's own plain-text errors into those that OpenAI's clients read."""
+    timer = UNHEARD.pop(request.protocol, None)
+    if timer is not None:
+        timer.cancel()
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -11,7 +11,10 @@ PRIOR: Weights = (0.03, 0.2, 0.02, 0.02)
 FORGET = 0.97
 PRIOR_STRENGTH = 0.005
 # A weight never falls below this share of its prior, so that no cost is ever taken for a gain.
-FLOOR = 0.02
+FLOOR = 0.001
+# So many answers, or so many others' since the last, and an instance counts half, the fleet half.
+FEW = 4
+STALE = 256
 SLOWEST_S = 600.0
 SIZE = len(PRIOR)
 
@@ -33,16 +36,31 @@ class Work:
 class LatencyModel:
     """A linear model of the time to first token, fitted to relative errors, forgetting slowly.
 
-    ``prior`` is what it believes before it has seen anything, and is drawn back to where answers
-    say nothing of a cost.
+    fleet: what was learned of all instances. It is what a new instance is taken for, and what one
+    is drawn back to that has seen little, or nothing lately: an instance that is never asked must
+    not be avoided for what was once believed of it.
     """
 
-    def __init__(self, prior: Weights = PRIOR) -> None:
-        self.weights = prior
+    def __init__(self, fleet: LatencyModel | None = None) -> None:
         self.samples = 0
-        self._prior = prior
+        self._fleet = fleet
+        self._seen = 0
+        self._own = PRIOR
         self._square = [[0.0] * SIZE for _ in range(SIZE)]
         self._right = [0.0] * SIZE
+
+    @property
+    def weights(self) -> Weights:
+        """Seconds for any request, for 1,000 tokens to prefill and to load, for ten running."""
+        fleet = self._fleet
+        if fleet is None:
+            return self._own
+        own = self.samples / (self.samples + FEW)
+        own *= STALE / (STALE + fleet.samples - self._seen)
+        a, b, c, d = self._own
+        e, f, g, h = fleet.weights
+        rest = 1.0 - own
+        return own * a + rest * e, own * b + rest * f, own * c + rest * g, own * d + rest * h
 
     def predict(self, work: Work) -> float:
         """Return the seconds to expect."""
@@ -68,18 +86,20 @@ class LatencyModel:
             for column in range(SIZE):
                 line[column] = FORGET * line[column] + scaled * features[column]
             self._right[row] = FORGET * self._right[row] + scaled * seconds
-        self.weights = self._solve()
+        self._own = self._solve()
+        self._seen = self._fleet.samples if self._fleet is not None else 0
 
     def _solve(self) -> Weights:
         rows = []
-        for place, prior in enumerate(self._prior):
-            pull = PRIOR_STRENGTH / max(prior, 1e-6) ** 2
+        priors = self._fleet.weights if self._fleet is not None else PRIOR
+        for place, (prior, scale) in enumerate(zip(priors, PRIOR, strict=True)):
+            pull = PRIOR_STRENGTH / scale**2
             row = [*self._square[place], self._right[place] + pull * prior]
             row[place] += pull
             rows.append(row)
         found = _gauss(rows)
         first, second, third, fourth = (
-            max(value, FLOOR * prior) for value, prior in zip(found, self._prior, strict=True)
+            max(value, FLOOR * prior) for value, prior in zip(found, PRIOR, strict=True)
         )
         return first, second, third, fourth
 

@@ -59,7 +59,7 @@ class Members:
         taken = {each.mark for each in self.instances}
         mark = next(number for number in range(INSTANCES_MAX + 1) if number not in taken)
         self._index.clear(mark)
-        new = Instance(url, mark, source, model=LatencyModel(self.fleet.weights))
+        new = Instance(url, mark, source, model=LatencyModel(self.fleet))
         self.instances = [*self.instances, new]
         self.version += 1
         return new

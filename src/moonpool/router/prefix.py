@@ -9,8 +9,10 @@ from moonpool.router.instance import Instance, Plan
 from moonpool.router.prompt import RoutedRequest
 
 # Predictions this close are taken for equal: the emptier instance gets the request.
-EQUAL_SHARE = 0.02
+EQUAL_SHARE = 0.05
 EQUAL_S = 0.001
+# Of a longer prompt only so many blocks are noted: it must not hold up the others.
+KEYS_MAX = 16_384
 
 
 class PrefixPolicy:
@@ -62,4 +64,5 @@ class PrefixPolicy:
         """Note that the instance is about to have the whole prompt."""
         for instance in (plan.serve, plan.prefill):
             if instance is not None and request.prompt.keys:
-                self._index.add(instance.mark, request.prompt.keys, instance.facts.blocks)
+                keys = request.prompt.keys[:KEYS_MAX]
+                self._index.add(instance.mark, keys, instance.facts.blocks)

@@ -17,11 +17,12 @@ from moonpool.config import RouterConfig
 from moonpool.errors import ConfigError
 from moonpool.router import build
 from moonpool.router.discovery import FileWatch
-from moonpool.router.front import Front
+from moonpool.router.front import UNHEARD, Front
 
 BACKLOG = 1024
 SHUTDOWN_TIMEOUT_S = 2.0
 WATCH_S = 1.0
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 log = logging.getLogger("moonpool.router")
 
 
@@ -49,11 +50,39 @@ async def serving(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
     )
     await runner.setup()
+    server = None
     try:
-        await web.SockSite(runner, sock).start()
+        factory = HeadGuard(runner, front.options.body_timeout_s)
+        server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG)
         yield
     finally:
+        if server is not None:
+            server.close()
         await runner.cleanup()
+
+
+class HeadGuard:
+    """Makes the handlers of connections, and ends those that do not get a request out in time."""
+
+    def __init__(self, runner: web.AppRunner, timeout_s: float) -> None:
+        self._server = runner.server
+        self._timeout_s = timeout_s
+
+    def __call__(self) -> asyncio.Protocol:
+        """Return the handler of a new connection."""
+        assert self._server is not None, "the runner has been set up"
+        handler = self._server()
+        later = asyncio.get_running_loop().call_later
+        UNHEARD[handler] = later(self._timeout_s, _end_unheard, handler)
+        return handler
+
+
+def _end_unheard(handler: web.RequestHandler) -> None:
+    UNHEARD.pop(handler, None)
+    transport = handler.transport
+    if transport is not None:
+        transport.write(TOO_SLOW)
+        transport.close()
 
 
 class Reloader:

@@ -14,7 +14,7 @@ from moonpool.router.openai import Fields
 from moonpool.router.prompt import NO_PROMPT, Prompt
 
 CHUNK_BYTES = 256
-CHUNKS_MAX = 1 << 16
+CHUNKS_MAX = 16_384
 BYTES_PER_TOKEN = 4.0
 FORGET = 0.05
 # In the order in which chat templates write them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -12,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from moonpool.router.admission import Limits
-from moonpool.router.front import Front
+from moonpool.router.front import BODIES_HELD, Front
 from moonpool.router.openai import BadRequest, Fields
 from moonpool.router.options import Options
 from moonpool.router.service import listen, serving
@@ -137,6 +138,27 @@ async def test_a_client_that_never_ends_its_request() -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
         assert b" 408 " in (await _raw(url, head)).splitlines()[0]
         assert not engine.bodies
+
+
+async def test_a_client_that_never_ends_its_head() -> None:
+    async with _one(Options(body_timeout_s=0.05)) as (_, url, engine):
+        for data in (b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nA: "):
+            assert b" 408 " in (await _raw(url, data)).splitlines()[0]
+        assert not engine.bodies
+        assert (await _post(url, b"{}"))[0] == 200
+
+
+async def test_all_bodies_together_are_bounded() -> None:
+    body = b'{"prompt": "' + b"x" * 900 + b'"}'
+    async with _one(Options(body_bytes=1000)) as (front, url, engine):
+        engine.go_on.clear()
+        calls = [asyncio.create_task(_post(url, body)) for _ in range(BODIES_HELD + 5)]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert {call.result()[0] for call in done} == {429}
+        engine.go_on.set()
+        statuses = Counter([(await call)[0] for call in calls])
+        assert statuses[200] == BODIES_HELD + 1
+        assert front._held == front._open == 0
 
 
 async def _speaking(answer: bytes) -> asyncio.Server:

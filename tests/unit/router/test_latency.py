@@ -46,6 +46,21 @@ def test_no_cost_is_ever_learned_as_a_gain() -> None:
     assert model.predict(Work(20_000)) > model.predict(Work(100))
 
 
+def test_an_instance_that_is_never_asked_is_taken_for_one_of_the_fleet() -> None:
+    fleet = LatencyModel()
+    slow, other = LatencyModel(fleet), LatencyModel(fleet)
+    for _ in range(20):
+        slow.observe(Work(1000), 5.0)
+    believed = [slow.predict(Work(1000))]
+    for _ in range(2000):
+        fleet.observe(Work(1000), 0.1)
+        other.observe(Work(1000), 0.1)
+    believed.append(slow.predict(Work(1000)))
+    assert believed[0] > 1.5
+    assert believed[1] < 0.8
+    assert LatencyModel(fleet).predict(Work(1000)) == pytest.approx(0.1, rel=0.1)
+
+
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e9])
 def test_nonsense_is_left_out(seconds: float) -> None:
     model = LatencyModel()

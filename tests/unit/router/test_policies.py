@@ -122,7 +122,7 @@ def test_the_pool_makes_an_idle_instance_worth_it() -> None:
 
 def test_a_slow_pool_is_not_counted_on() -> None:
     policy, (instance,) = PrefixPolicy(PrefixIndex()), _instances(1)
-    instance.model.weights = (0.01, 0.1, 5.0, 0.0)
+    instance.model._own = (0.01, 0.1, 5.0, 0.0)
     plan = policy.choose(_request(list(range(100)), pool=1600.0), [instance])
     assert plan.prefill_tokens == 100 * BLOCK + 1
 
