@@ -238,9 +238,9 @@ def test_what_comes_after_an_answer_is_never_taken_for_the_next_one(shared: Clus
 def test_single_reads_from_a_bad_node_are_typed_errors(shared: Cluster, where: str) -> None:
     with reading(shared, partial(cut, where=where, end="stall")) as found:
         key, value = next(iter(found.fake.values.items()))
-        with within(3.0), pytest.raises(TransferError):
+        with within(1.0), pytest.raises(TransferError):
             found.store.get(key)
-        with within(3.0), pytest.raises(TransferError):
+        with within(1.0), pytest.raises(TransferError):
             found.store.get_into(key, bytearray(len(value)))
 
 
@@ -252,3 +252,19 @@ def test_failing_again_and_again_leaves_no_descriptors_behind(shared: Cluster) -
             counts.append(len(descriptors()))
         # The fake node's own ends are of this process too, and close a moment later.
         eventually(lambda: len(descriptors()) <= counts[0] + 2, 3, f"no growth: {counts}")
+
+
+def test_many_bad_nodes_in_one_batch_cost_one_deadline(shared: Cluster) -> None:
+    with contextlib.ExitStack() as stack:
+        store = Store.connect(shared.address, transports=("tcp",), timeout_s=0.5)
+        stack.enter_context(contextlib.closing(store))
+        store.put_batch(list(GOOD), list(GOOD.values()))
+        keys = []
+        for i, where in enumerate(STOPS):
+            fake = FakeNode(shared, f"bad{i}", partial(cut, where=where, end="stall"))
+            stack.enter_context(contextlib.closing(fake))
+            fake.announce(objects=True, ready=False)
+            keys += list(fake.values)
+        with within(3.0):
+            values = store.get_batch([*keys, *GOOD])
+        assert values == [None] * len(keys) + list(GOOD.values())

@@ -24,7 +24,7 @@ from moonpool.errors import (
     NotFoundError,
     TransferError,
 )
-from moonpool.transport.base import I64, U64, Pieces
+from moonpool.transport.base import I64, U64, Pieces, Places, Transport
 from moonpool.transport.batch import span
 from moonpool.transport.small import BUFFER_BYTES_MAX, Place
 
@@ -36,6 +36,9 @@ WORKERS = 3
 
 _GONE = NotFoundError.code
 _FAILED = TransferError.code
+_LATE = LeaseExpiredError.code
+SLOW_S = 0.25
+"""A read of one object that broke only after this met a node that does not answer."""
 
 
 class Getter:
@@ -99,35 +102,45 @@ class Getter:
         MasterUnreachableError.
         """
         number = self.new_lease() if lease is None else lease
-        started = time.monotonic()
+        until = time.monotonic() + self._lease_s
         answer, epoch = self._channel.ask(Get(keys, number, self._lease_s), timeout_s)
         found = as_many(expect(Got, answer).objects, len(keys))
         codes = np.array([_code(where) for where in found], np.int64)
         try:
             sizes = np.array([where.size for where in found], np.uint64)
             memory = memory_for(sizes, codes)
-            self._read(epoch, found, memory, codes)
+            self._read(epoch, found, memory, codes, until)
         finally:
             if lease is None and any(where.generation for where in found):
                 self._channel.send_only(Release([number]))
-        if time.monotonic() - started > self._lease_s:
-            codes[codes == 0] = LeaseExpiredError.code
         return codes
 
-    def _read(self, epoch: int, found: Sequence[Located], memory: Pieces, codes: I64) -> None:
-        """Read from one replica after the other until an object is right or none is left."""
+    def _read(
+        self, epoch: int, found: Sequence[Located], memory: Pieces, codes: I64, until: float
+    ) -> None:
+        """Read from one replica after the other until an object is right or none is left.
+
+        Only what was read before ``until`` counts: a node that does not answer takes nothing away
+        from what others gave.
+        """
         wanted = np.flatnonzero(codes == 0)
         for attempt in range(max((len(where.slots) for where in found), default=0)):
             rows = [
                 _row(i, found[i], attempt) for i in wanted.tolist() if attempt < len(found[i].slots)
             ]
-            for segment, objects, places in by_segment(rows):
-                transport = self._reach.transport(epoch, segment)
+
+            def read(transport: Transport | None, objects: I64, places: Places) -> None:
                 if transport is None:
                     codes[objects] = _FAILED
-                else:
-                    codes[objects] = transport.read(places, pieces_of(memory, objects))
-            wanted = wanted[codes[wanted] != 0]
+                    return
+                results = transport.read(places, pieces_of(memory, objects))
+                if time.monotonic() > until:
+                    results[results == 0] = _LATE
+                codes[objects] = results
+
+            self._reach.each(epoch, by_segment(rows), read)
+            left = codes[wanted]
+            wanted = wanted[(left != 0) & (left != _LATE)]
             if not wanted.size:
                 return
 
@@ -140,8 +153,10 @@ class Getter:
         The first try takes no lease: a copy of what was evicted meanwhile is noticed, and then
         the object is read again under one.
         """
+        started = time.monotonic()
         code, found = self._read_once(key, 0, 0.0, room_for)
-        if code == 0 or not found:
+        slow = time.monotonic() - started > SLOW_S
+        if code == 0 or not found or (code == _FAILED and slow):
             return code
         lease = self.new_lease()
         started = time.monotonic()
@@ -150,7 +165,7 @@ class Getter:
         finally:
             self._channel.send_only(Release([lease]))
         if code == 0 and time.monotonic() - started > self._lease_s:
-            return LeaseExpiredError.code
+            return _LATE
         return code
 
     def _read_once(

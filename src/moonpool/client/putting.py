@@ -140,16 +140,20 @@ class Putter:
         ]
         checksums: dict[int, int] = {}
         unsettled: set[int] = set()
-        for segment, objects, places in by_segment(rows):
-            transport = self._reach.transport(epoch, segment)
+        lock = threading.Lock()  # replicas of an object are written side by side
+
+        def write(transport: Transport | None, objects: I64, places: Places) -> None:
             if transport is None:
                 codes[objects] = _FAILED
-                continue
+                return
             written = batch.write(transport, objects, places)
-            codes[objects] = np.where(codes[objects] == 0, written.codes, codes[objects])
-            checksums.update(zip(objects.tolist(), written.checksums.tolist(), strict=True))
-            if not is_near(transport):
-                unsettled.update(objects[written.codes == _FAILED].tolist())
+            with lock:
+                codes[objects] = np.where(codes[objects] == 0, written.codes, codes[objects])
+                checksums.update(zip(objects.tolist(), written.checksums.tolist(), strict=True))
+                if not is_near(transport):
+                    unsettled.update(objects[written.codes == _FAILED].tolist())
+
+        self._reach.each(epoch, by_segment(rows), write)
         return {i: checksum for i, checksum in checksums.items() if codes[i] == 0}, unsettled
 
     # --- one object: the same in fewer steps --------------------------------------------------

@@ -6,14 +6,15 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
 from moonpool.client.attachment import AttachedTransport
 from moonpool.client.channel import Channel
+from moonpool.client.turns import in_turn
 from moonpool.core.messages import GetSegments, SegmentInfo, Segments
 from moonpool.errors import MoonpoolError, ProtocolError
-from moonpool.transport.base import Transport
+from moonpool.transport.base import I64, Places, Transport
 from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.shm import ShmTransport
 
@@ -21,6 +22,9 @@ RETRY_S = 0.5
 """A segment that could not be reached, or is not known to the master, is not asked for earlier."""
 REFRESH_S = 10.0
 """Segments that vanished are noticed at least this often, if anything is transferred."""
+
+FAR_AT_ONCE = 8
+"""Segments on other hosts that one batch is moved to or from at the same time."""
 
 Opener = Callable[[SegmentInfo], Transport]
 
@@ -51,6 +55,26 @@ class Reach:
             return found
         with self._lock:
             return self._found(where)
+
+    def each(
+        self,
+        epoch: int,
+        groups: Iterable[tuple[int, I64, Places]],
+        work: Callable[[Transport | None, I64, Places], None],
+    ) -> None:
+        """Call ``work`` for the objects of each segment: those in this host's memory one after the
+        other, then the others side by side, so that nodes that do not answer cost one deadline.
+
+        Raises MasterUnreachableError as ``transport`` does, and then nothing was begun.
+        """
+        ways = [(self.transport(epoch, segment), at, places) for segment, at, places in groups]
+        far: list[tuple[Transport, I64, Places]] = []
+        for transport, objects, places in ways:
+            if transport is None or is_near(transport):
+                work(transport, objects, places)
+            else:
+                far.append((transport, objects, places))
+        in_turn(lambda i, _: work(*far[i]), [(i, i + 1) for i in range(len(far))], FAR_AT_ONCE)
 
     def open_all(self) -> int:
         """Open the way to every segment that the master knows; return how many are open.

@@ -14,6 +14,7 @@ import numpy as np
 
 from moonpool.errors import (
     ChecksumError,
+    DeadlineError,
     InvalidArgumentError,
     MoonpoolError,
     ProtocolError,
@@ -176,7 +177,8 @@ class TcpTransport:
                 return
             except MoonpoolError as error:
                 _log.debug("%s: %s", self._pool.address, error)
-                if fresh or not job.untouched:
+                # A peer that did not answer in time is not asked a second time.
+                if fresh or not job.untouched or isinstance(error, DeadlineError):
                     return
 
 
