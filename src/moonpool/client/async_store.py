@@ -197,6 +197,10 @@ class AsyncStore:
         options = {"lease": lease, "timeout_s": timeout_s, "exact": exact}
         return self._run(self.store.get_pieces, keys, pieces, **options)
 
+    def open_ways(self) -> Awaitable[int]:
+        """See ``Store.open_ways``."""
+        return self._run(self.store.open_ways)
+
     def hold(self, keys: Sequence[AnyKey], ttl_s: float) -> Awaitable[Lease]:
         """See ``Store.hold``."""
         return self._run(self.store.hold, keys, ttl_s)
