@@ -17,7 +17,7 @@ from tests.adversarial.values import fault_in, value_of
 
 SIZE = 300_000
 KEYS = [f"kept-{i}" for i in range(40)]
-TRIES = 2
+TRIES = 1
 
 
 def client(address: str, way: str) -> None:
@@ -129,7 +129,6 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 }
 SHORTER: dict[str, Callable[[Path], None]] = {
     "emptied": shorten(0.0),
-    "cut in the table": shorten(0.005),
     "cut in the objects": shorten(0.15),
 }
 

@@ -105,8 +105,7 @@ def test_a_node_larger_than_its_memory_says_so_in_one_line(
     assert node.alive, (node.process, node.tail())
 
 
-@pytest.mark.parametrize("touch", [True, False])
-@pytest.mark.parametrize("when", ["at once", "later"])
+@pytest.mark.parametrize(("when", "touch"), [("at once", True), ("later", True), ("later", False)])
 def test_memory_that_others_fill_does_not_kill_anybody(
     bare: Cluster, small_memory: Mount, touch: bool, when: str
 ) -> None:

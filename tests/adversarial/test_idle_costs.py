@@ -11,7 +11,7 @@ from tests.adversarial.harness import Cluster, eventually, first_line, running
 from tests.adversarial.leftovers import cpu_s, descriptors, nothing_left
 from tests.adversarial.values import MIB
 
-IDLE_S = 5.0
+IDLE_S = 3.0
 SHARE = 0.01
 TICK_S = 0.01
 

@@ -75,7 +75,7 @@ def works(store: Store, wanted: dict[str, bytes]) -> None:
     eventually(there, 10, "the pool works again")
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("after_s", [0.0, 0.02])
 def test_a_node_that_stops_in_the_middle_of_a_large_get(two: Cluster, after_s: float) -> None:
     wanted = values("get")
     assert set(two.stores[0].put_batch(list(wanted), list(wanted.values()))) == {0}
@@ -90,7 +90,7 @@ def test_a_node_that_stops_in_the_middle_of_a_large_get(two: Cluster, after_s: f
         works(store, wanted)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("after_s", [0.0, 0.02])
 def test_a_node_that_stops_in_the_middle_of_a_large_put(two: Cluster, after_s: float) -> None:
     wanted = values(f"put{after_s}")
     with (
