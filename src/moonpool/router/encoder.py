@@ -18,6 +18,7 @@ FOREIGN = (
     "chat_template", "documents", "prompt_embeds", "truncate_prompt_tokens", "mm_processor_kwargs",
     "media_io_kwargs", "reasoning_effort", "response_format",
 )  # fmt: skip
+SHORT_CHARS = 32_768
 
 
 class NotKnown(Exception):
@@ -51,14 +52,21 @@ class LocalEncoder:
 
     def encode(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids of a text without added ones, and the places of marks among them."""
-        # encode_batch lets other threads run; encode does not.
-        ids: list[int] = self._fast.encode_batch([text], add_special_tokens=False)[0].ids
+        ids = self._ids(text, False)
         marks = self._mark_ids
         return ids, [place for place, token in enumerate(ids) if token in marks]
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a completion's prompt, with those that the model adds to each."""
-        ids: list[int] = self._fast.encode_batch([text], add_special_tokens=True)[0].ids
+        return self._ids(text, True)
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        # encode_batch lets other threads run, encode does not but is sooner done.
+        if len(text) > SHORT_CHARS:
+            made = self._fast.encode_batch([text], add_special_tokens=special)[0]
+        else:
+            made = self._fast.encode(text, add_special_tokens=special)
+        ids: list[int] = made.ids
         return ids
 
     def render(self, fields: Fields) -> str:
