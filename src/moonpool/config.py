@@ -118,6 +118,11 @@ class NodeConfig(EngineConfig):
     )
     size: int = _key(1 << 30, v.size, "memory given to the pool")
     segment_size: int = _key(16 << 30, v.size, "largest size of one segment")
+    object_size: int = _key(
+        64 << 10,
+        v.size,
+        "expected size of objects, 4KB or more: the tables are made for so many as fit",
+    )
     segment_dir: str = _key(
         "", v.text, "directory of segment files; empty: /dev/shm/moonpool-<uid>"
     )

@@ -15,6 +15,8 @@ from moonpool.bench.systems import System
 from moonpool.bench.tally import Tally
 
 POOL_BYTES = 256 << 20
+OBJECT_BYTES = 4096
+"""What a table entry stands for: the blocks are as small as can be."""
 NAME, ABSENT = "lookup", "absent"
 FASTER = 10.0
 MORE = 3.0
@@ -24,7 +26,9 @@ ROUNDS = 3
 
 def lookup_rows(section: str, options: Options, tally: Tally) -> Iterator[Row]:
     """Yield the rows of ``lookup``."""
-    with both(options, tally, pool_bytes=POOL_BYTES, clients=options.many) as systems:
+    with both(
+        options, tally, pool_bytes=POOL_BYTES, clients=options.many, object_size=OBJECT_BYTES
+    ) as systems:
         for system in systems:
             _fill(system, options.blocks)
         yield from _one(section, systems, options)

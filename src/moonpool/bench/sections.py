@@ -12,6 +12,7 @@ from moonpool.bench.peers import PeerError
 from moonpool.bench.systems import System, mooncake_system, moonpool_system
 from moonpool.bench.tally import Tally
 from moonpool.bench.worker import Answer
+from moonpool.transport.layout import BYTES_PER_SLOT
 
 Step = Callable[[], float]
 Steps = list[tuple[str, Step]]
@@ -19,11 +20,17 @@ Steps = list[tuple[str, Step]]
 
 @contextmanager
 def both(
-    options: Options, tally: Tally, *, pool_bytes: int, clients: int = 1
+    options: Options,
+    tally: Tally,
+    *,
+    pool_bytes: int,
+    clients: int = 1,
+    object_size: int = BYTES_PER_SLOT,
 ) -> Iterator[list[System]]:
     """Run moonpool and, where it is asked for, Mooncake; in this order."""
     with ExitStack() as stack:
-        systems = [stack.enter_context(moonpool_system(pool_bytes, clients=clients))]
+        ours = moonpool_system(pool_bytes, clients=clients, object_size=object_size)
+        systems = [stack.enter_context(ours)]
         if options.mooncake:
             systems.append(mooncake(stack, options.mooncake, pool_bytes, clients=clients))
         for system in systems:

@@ -67,7 +67,13 @@ class Running:
 async def serving(config: NodeConfig) -> AsyncIterator[Running]:
     """Run a node in the running loop for as long as the context lasts. Raises ConfigError."""
     name, directory = config.name or socket.gethostname(), config.segment_dir
-    storage = Storage(name, directory or default_segment_dir(), config.size, config.segment_size)
+    storage = Storage(
+        name,
+        directory or default_segment_dir(),
+        config.size,
+        config.segment_size,
+        config.object_size,
+    )
     writers = Writers()
     onesided = OneSided(storage, config.engines, starter(config, name))
     server = DataServer(

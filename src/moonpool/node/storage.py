@@ -19,7 +19,7 @@ from moonpool.core.messages import SegmentInfo
 from moonpool.errors import ConfigError, InvalidArgumentError, TransferError
 from moonpool.protocol.data import AttachedSegment
 from moonpool.transport.host import host_identity
-from moonpool.transport.layout import Geometry, new_header
+from moonpool.transport.layout import BYTES_PER_SLOT, PAGE_BYTES, Geometry, new_header
 from moonpool.transport.scan import Scan
 from moonpool.transport.segment import Segment
 
@@ -41,16 +41,24 @@ class Held:
 
 class Storage:
     """The segments of the node ``name``: ``size`` bytes of files in ``directory``, none larger
-    than ``segment_size``. Nothing is on disk before ``open``."""
+    than ``segment_size``, each with a table entry for every ``object_size`` bytes. Nothing is on
+    disk before ``open``."""
 
-    def __init__(self, name: str, directory: str, size: int, segment_size: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: str,
+        size: int,
+        segment_size: int,
+        object_size: int = BYTES_PER_SLOT,
+    ) -> None:
         if not 0 < len(name) <= NAME_CHARS_MAX or name[0] == "." or set(name) & set("/\0\n"):
             raise ConfigError(f"name: {name!r} cannot name a node; a host name would do")
         self.name = name
         self.host = ""
         self.root = Path(directory)
         self.directory = self.root / name
-        self._shapes = _shapes(size, segment_size)
+        self._shapes = _shapes(size, segment_size, object_size)
         self._held: dict[str, Held] = {}
         self._old_users: list[Path] = []
         self._made_root = False
@@ -248,15 +256,17 @@ def remove_stale(root: Path, own: str, now_s: float, after_s: float = STALE_AFTE
     return removed
 
 
-def _shapes(size: int, segment_size: int) -> dict[str, Geometry]:
+def _shapes(size: int, segment_size: int, object_size: int) -> dict[str, Geometry]:
     """Return the segments' names and geometries."""
     if size < SIZE_MIN:
         raise ConfigError(f"size: {size} bytes; at least {SIZE_MIN} are needed")
     if segment_size < SIZE_MIN:
         raise ConfigError(f"segment_size: {segment_size} bytes; at least {SIZE_MIN} are needed")
+    if object_size < PAGE_BYTES:
+        raise ConfigError(f"object_size: {object_size} bytes; at least {PAGE_BYTES} are needed")
     count = -(-size // segment_size)
     try:
-        shape = Geometry.within(size // count)
+        shape = Geometry.within(size // count, per_slot=object_size)
     except InvalidArgumentError as error:
         raise ConfigError(f"size: {size}: {error}") from None
     return {f"segment-{i}": shape for i in range(count)}

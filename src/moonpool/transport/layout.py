@@ -28,8 +28,10 @@ PARENT_BYTES_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 SEGMENT_BYTES_MAX: Final = 1 << 42
 SLOTS_MAX: Final = 1 << 24
-BYTES_PER_SLOT: Final = 16 * 1024
-"""By default the table has an entry for each so many bytes of data."""
+BYTES_PER_SLOT: Final = 64 * 1024
+"""By default the table has an entry for each so many bytes of data: 0.4 % of them."""
+SLOTS_FEW: Final = 4096
+"""Below this many, there is an entry for every page: small segments hold small objects too."""
 LARGE_BYTES: Final = 64 * 1024 * 1024
 """Segments from here on have their data area on a 2 MiB boundary, as huge pages want it."""
 
@@ -99,19 +101,28 @@ class Geometry:
             )
 
     @classmethod
-    def holding(cls, data_bytes: int, slots: int | None = None) -> Geometry:
-        """Return the geometry for at least so many bytes of payload."""
+    def holding(
+        cls, data_bytes: int, slots: int | None = None, *, per_slot: int = BYTES_PER_SLOT
+    ) -> Geometry:
+        """Return the geometry for at least so many bytes of payload.
+
+        slots: entries of the table; by default one for each ``per_slot`` bytes.
+        """
         data = _up(max(data_bytes, PAGE_BYTES), PAGE_BYTES)
-        return cls(data, slots or min(max(256, data // BYTES_PER_SLOT), SLOTS_MAX))
+        few = min(data // PAGE_BYTES, SLOTS_FEW)
+        return cls(data, slots or min(max(few, data // per_slot), SLOTS_MAX))
 
     @classmethod
-    def within(cls, total_bytes: int, slots: int | None = None) -> Geometry:
+    def within(
+        cls, total_bytes: int, slots: int | None = None, *, per_slot: int = BYTES_PER_SLOT
+    ) -> Geometry:
         """Return the largest geometry whose file is not larger than ``total_bytes``."""
         data = total_bytes // PAGE_BYTES * PAGE_BYTES
         for _ in range(8):
-            over = cls.holding(data, slots).total_bytes - total_bytes
+            found = cls.holding(data, slots, per_slot=per_slot)
+            over = found.total_bytes - total_bytes
             if over <= 0:
-                return cls.holding(data, slots)
+                return found
             data -= _up(over, PAGE_BYTES)
         raise InvalidArgumentError(f"a segment of {total_bytes} bytes is too small")
 

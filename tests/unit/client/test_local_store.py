@@ -255,6 +255,31 @@ def test_children_are_evicted_before_their_parents(small: Store) -> None:
     assert small.match_prefix(chain) == sum(kept)
 
 
+def test_small_objects_use_up_the_table_before_the_space(store: Store) -> None:
+    keys = [str(i) for i in range(6000)]  # of 4096 entries
+    for start in range(0, 6000, 1000):
+        some = keys[start : start + 1000]
+        assert store.put_batch(some, [key.encode() for key in some]) == [0] * 1000
+    assert store.status().objects <= 4096
+    assert store.get_batch(keys[-2000:]) == [key.encode() for key in keys[-2000:]]
+    assert not store.exists("0")
+
+
+def test_a_table_of_leased_objects_is_full_until_they_are_released(store: Store) -> None:
+    held = [str(i) for i in range(3800)]
+    assert not any(store.put_batch(held, [b"v"] * 3800))
+    lease = store.hold(held, 60.0)
+    value = np.frombuffer(b"w", np.uint8)
+    store.register_buffer(value)
+    ones = np.ones(500, np.uint64)
+    pieces = Pieces(ones * np.uint64(value.ctypes.data), ones, np.arange(501))
+    codes = store.put_pieces([f"a{i}" for i in range(500)], pieces, timeout_s=0.0)
+    assert set(codes.tolist()) == {0, -200}
+    assert all(store.exists_batch(held))
+    store.release(lease)
+    assert not store.put_pieces([f"b{i}" for i in range(500)], pieces, timeout_s=0.0).any()
+
+
 def test_listing(store: Store) -> None:
     keys = [f"{'ab'[i % 2]}{i}" for i in range(2500)]
     store.put_batch(keys, [b"v"] * 2500)

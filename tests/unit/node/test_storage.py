@@ -121,6 +121,21 @@ def test_sizes_that_are_too_small(size: int, segment: int, key: str, tmp_path: P
         storage(tmp_path, size=size, segment=segment)
 
 
+@pytest.mark.parametrize(("object_size", "slots"), [(4096, 14_000), (65_536, 4096)])
+def test_the_table_is_made_for_the_expected_objects(
+    object_size: int, slots: int, tmp_path: Path
+) -> None:
+    made = Storage("n", str(tmp_path / "root"), 64 * MIB, 64 * MIB, object_size)
+    made.open()
+    assert slots <= made.infos("here:1")[0].slots < 1.1 * slots
+    made.close(delete=True)
+
+
+def test_objects_smaller_than_a_page_are_not_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^object_size: 4095 .* at least 4096"):
+        Storage("n", str(tmp_path), 8 * MIB, 8 * MIB, 4095)
+
+
 def test_more_than_is_free(tmp_path: Path) -> None:
     made = storage(tmp_path, size=1 << 41, segment=1 << 41)
     with pytest.raises(ConfigError, match=r"^size: .* are free in"):

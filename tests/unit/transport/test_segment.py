@@ -47,6 +47,18 @@ def test_within_fits_and_wastes_little(total: int) -> None:
     assert shape.data_bytes > 0.9 * total - 4 * MIB
 
 
+@pytest.mark.parametrize("total", [256 * MIB, 1 << 30, 16 << 30, 1 << 40])
+def test_what_is_not_payload_is_under_one_percent(total: int) -> None:
+    shape = Geometry.within(total)
+    assert shape.total_bytes - shape.data_bytes < 0.01 * total
+
+
+@pytest.mark.parametrize(("data_bytes", "slots"), [(MIB, 256), (64 * MIB, 4096), (1 << 30, 16384)])
+def test_small_segments_have_an_entry_for_each_page(data_bytes: int, slots: int) -> None:
+    assert Geometry.holding(data_bytes).slots == slots
+    assert Geometry.holding(data_bytes, per_slot=PAGE_BYTES).slots == data_bytes // PAGE_BYTES
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 4095, 1 << 60])
 def test_impossible_geometry_is_refused(wrong: int) -> None:
     with pytest.raises(InvalidArgumentError):
