@@ -59,29 +59,54 @@ class Stages:
         return {**options, **more, **({"connector": connector} if connector else {})}
 
     async def pool(self) -> Any:
-        """TTFT of recompute, HBM and pool; the cost of saves and misses; the decode rhythm."""
+        """TTFT of recompute, HBM and pool; the cost of saves and misses; the decode rhythm.
+
+        PARTS says which of them, in which order.
+        """
         bench = self.bench
-        result: dict[str, Any] = {}
+        parts = os.environ.get("PARTS", "ttft,cold,no_hits,rhythm").split(",")
+        result: dict[str, Any] = {"token_bytes": self.model.token_bytes}
+        if not self.small:
+            result["bus"] = await ttft.bus(bench)
         async with rig.pool(bench, self.pool_bytes) as pool:
             ours = self.options(pool.connector(**self.extra))
-            kinds = {"plain": self.options(), "first": ours, "second": ours}
+            environment = {"VLLM_LOGGING_LEVEL": os.environ.get("SECOND_LOGS", "INFO")}
+            kinds = {
+                "plain": self.options(),
+                "first": ours,
+                "second": {**ours, "environment": environment},
+            }
             async with rig.engines(bench, kinds) as found:
-                plain, first, second = found["plain"], found["first"], found["second"]
                 for engine in found.values():
                     await engine.generate([(3, 300 if self.small else 4000)])
-                result["token_bytes"] = self.model.token_bytes
-                result["ttft"] = await ttft.moonpool(
-                    bench, self.lengths, plain, first, second, pool
-                )
-                bench.keep("pool", result)
-                result["cold"] = await cost.cold_prefill(
-                    bench, 600 if self.small else 32_000, 2 if self.small else 5, plain, first
-                )
-                prompts, tokens, rounds = (4, 300, 2) if self.small else (48, 4000, 3)
-                result["no_hits"] = await cost.no_hits(bench, prompts, tokens, rounds, plain, first)
-                bench.keep("pool", result)
-                result |= await self._rhythms(plain, first, second)
+                for number, part in enumerate(parts):
+                    done = await self._part(part, number, pool, *found.values())
+                    result[f"{part}_{number}" if part in result else part] = done
+                    bench.keep("pool", result)
         return result
+
+    async def _part(
+        self,
+        part: str,
+        number: int,
+        pool: rig.Pool,
+        plain: rig.Engine,
+        first: rig.Engine,
+        second: rig.Engine,
+    ) -> Any:
+        bench = self.bench
+        if part == "ttft":
+            return await ttft.moonpool(bench, self.lengths, plain, first, second, pool)
+        if part == "cold":
+            tokens, rounds = (600, 2) if self.small else (32_000, 5)
+            return await cost.cold_prefill(bench, tokens, rounds, plain, first)
+        if part == "no_hits":
+            prompts, tokens = (4, 300) if self.small else (48, 4000)
+            rounds, seed = int(os.environ.get("ROUNDS", "3")), 100_000 * (number + 1)
+            return await cost.no_hits(
+                bench, cost.Misses(prompts, tokens, rounds, seed), plain, first
+            )
+        return await self._rhythms(plain, first, second)
 
     async def variants(self) -> Any:
         """The cost of saves and misses by setting of the connector: which part costs what.

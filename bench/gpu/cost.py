@@ -42,23 +42,34 @@ async def cold_prefill(
     return result
 
 
-async def no_hits(
-    bench: Bench, prompts: int, tokens: int, rounds: int, plain: Engine, saving: Engine
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """Prompts at once that nobody has seen, tokens each, how often; seeds from ``first_seed``."""
+
+    prompts: int
+    tokens: int
+    rounds: int
+    first_seed: int
+
+
+async def no_hits(bench: Bench, size: Misses, plain: Engine, saving: Engine) -> dict[str, Any]:
     """Compare the time for a batch of prompts that nobody has seen, taking turns."""
     times: dict[str, list[float]] = {"plain": [], "saving": []}
-    seeds = itertools.count(100_000)
-    for i in range(rounds):
+    seeds = itertools.count(size.first_seed)
+    for i in range(size.rounds):
         order = [("plain", plain), ("saving", saving)]
         for name, engine in order if i % 2 else order[::-1]:
             began = time.perf_counter()
             answers = await asyncio.gather(
-                *(engine.generate([(next(seeds), tokens)], out=32) for _ in range(prompts))
+                *(
+                    engine.generate([(next(seeds), size.tokens)], out=32)
+                    for _ in range(size.prompts)
+                )
             )
             times[name].append(time.perf_counter() - began)
             if any(answer["cached"] for answer in answers):
                 raise RuntimeError("a prompt that nobody had seen was cached")
-    result = {"prompts": prompts, "tokens": tokens, **_compared("seconds", times)}
+    result = {"prompts": size.prompts, "tokens": size.tokens, **_compared("seconds", times)}
     bench.say(f"   no hits: {json.dumps(result)}")
     return result
 

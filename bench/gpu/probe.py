@@ -20,10 +20,11 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -46,18 +47,27 @@ def report(stage: str, **values: Any) -> None:
     print(json.dumps(row), flush=True)
 
 
-@contextmanager
-def stage(name: str) -> Iterator[None]:
+class Stage:
     """Let a failure end this stage only."""
-    started = time.perf_counter()
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        report(name, error=f"{type(error).__name__}: {error}", where=traceback.format_exc()[-600:])
-    finally:
-        print(f"# {name}: {time.perf_counter() - started:.1f} s", flush=True)
+
+    def __init__(self, name: str) -> None:
+        self.name, self.started = name, 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool:
+        keep = error is None or isinstance(error, KeyboardInterrupt)
+        if not keep:
+            text = "".join(traceback.format_exception(kind, error, where))[-600:]
+            report(self.name, error=f"{type(error).__name__}: {error}", where=text)
+        print(f"# {self.name}: {time.perf_counter() - self.started:.1f} s", flush=True)
+        return not keep
 
 
 def rate(nbytes: int, call: Callable[[], object], runs: int = 5) -> dict[str, float]:
@@ -238,8 +248,8 @@ def small(driver: Driver, device: int, mapped: Mapped) -> None:
     for nbytes in (4 * KIB, 64 * KIB, MIB):
         blocks = Blocks(device, 1, nbytes, nbytes)
         hosts = blocks.hosts(mapped.address)
-        loads = rate(nbytes, lambda b=blocks, h=hosts: copier.scatter(h, b.pieces), 100)
-        saves = rate(nbytes, lambda b=blocks, h=hosts: copier.gather(b.pieces, h), 100)
+        loads = rate(nbytes, partial(copier.scatter, hosts, blocks.pieces), 100)
+        saves = rate(nbytes, partial(copier.gather, blocks.pieces, hosts), 100)
         report("small", KiB=nbytes // KIB, load_us=loads["ms"] * 1e3, save_us=saves["ms"] * 1e3)
     copier.close()
 
@@ -334,7 +344,7 @@ def digests(nbytes: int) -> None:
             work = list(itertools.pairwise(cuts))
 
             def call(pool: Any = pool, work: Any = work) -> None:
-                list(pool.map(lambda w: copy.digest_some(objects, *w, sums), work))
+                list(pool.map(lambda w: copy.digest_some(objects, w[0], w[1], sums), work))
 
             report("xxh3", threads=threads, by=copy.implementation(), **rate(nbytes, call, 3))
 
@@ -407,7 +417,7 @@ def child() -> None:
             copier.gather(blocks.pieces, hosts)
         print(int((mapped.view[:nbytes].view(np.uint64) != expected).any()), flush=True)
     copier.close()
-    with stage("other process"):
+    with Stage("other process"):
         batches(driver, device, mapped, "ipc")
     ipc.close(driver, shared, device)
 
@@ -441,12 +451,12 @@ def main() -> None:
 
 def measure(directory: Path, gib: float) -> None:
     """Run the stages that need a GPU, and those that do not."""
-    with stage("touch"):
+    with Stage("touch"):
         touch(gib, directory)
-    with stage("xxh3"):
+    with Stage("xxh3"):
         digests(GIB)
     driver = device = None
-    with stage("driver"):
+    with Stage("driver"):
         driver = open_driver()
         driver.use()
         report(
@@ -463,29 +473,29 @@ def measure(directory: Path, gib: float) -> None:
     mapped = Mapped(path, 2 * GIB, create=True)
     native.populate(mapped.address, mapped.nbytes)
     pinned = None
-    with stage("plain, allocated pinned"):
+    with Stage("plain, allocated pinned"):
         pinned = driver.host_alloc(GIB)
         plain(driver, device, pinned, GIB)
         both_ways(driver, device, pinned, GIB)
     if pinned is not None:
         driver.host_free(pinned)
-    with stage("register"):
+    with Stage("register"):
         register(driver, mapped, touched=True)
-    with stage("plain, registered"):
+    with Stage("plain, registered"):
         driver.host_register(mapped.address, GIB)
         plain(driver, device, mapped.address, GIB)
         driver.host_unregister(mapped.address)
-    with stage("bytes"):
+    with Stage("bytes"):
         verified(driver, device, mapped)
-    with stage("small"):
+    with Stage("small"):
         small(driver, device, mapped)
-    with stage("stalls"):
+    with Stage("stalls"):
         stalls(driver, device, directory / "stalls")
-    with stage("batches"):
+    with Stage("batches"):
         batches(driver, device, mapped, "own")
-    with stage("unpinned"):
+    with Stage("unpinned"):
         unpinned(driver, device, mapped)
-    with stage("other process"):
+    with Stage("other process"):
         other_process(driver, device, GIB, path)
 
 

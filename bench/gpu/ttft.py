@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -14,8 +15,38 @@ from bench.gpu import rig
 from bench.gpu.rig import Bench, Engine, Pool
 
 TAIL = 512
-REPEATS = 3
+REPEATS = int(os.environ.get("REPEATS", "3"))
 SAVE_TIMEOUT_S = 30.0
+
+
+BUS = """
+import json, time, torch
+n = 1 << 30
+host = torch.empty(n, dtype=torch.uint8, pin_memory=True)
+device = torch.empty(n, dtype=torch.uint8, device="cuda")
+found = {}
+for name, to, source in (("h2d", device, host), ("d2h", host, device)):
+    rates = []
+    for _ in range(6):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        to.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        rates.append(n / (time.perf_counter() - began) / 1e9)
+    found[name + "_GBps"] = round(sorted(rates)[3], 2)
+print(json.dumps(found))
+"""
+
+
+async def bus(bench: Bench) -> dict[str, Any]:
+    """Return what a plain pinned copy reaches on this machine's bus, in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", BUS, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    found: dict[str, Any] = json.loads(said)
+    bench.say(f"   bus: {found}")
+    return found
 
 
 async def moonpool(

@@ -19,11 +19,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from probe import GIB, KIB, MIB, ROWS, Blocks, Mapped, rate, report, stage, table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.probe import GIB, KIB, MIB, ROWS, Blocks, Mapped, Stage, rate, report, table
 
 from moonpool.gpu import CudaCopier, GpuError, open_driver
 from moonpool.gpu import copier as copier_module
@@ -56,34 +60,24 @@ def pieces(driver: Driver, device: int, mapped: Mapped) -> None:
         to = rng.permutation(at) + np.uint64(device)
         host, near = at + np.uint64(mapped.address), at + np.uint64(scratch)
         sizes = np.full(count, size, np.uint64)
-        ways: dict[str, Callable[[], None]] = {
-            "batch any": lambda t=to, s=host, n=sizes: driver.copy_batch(
-                t, s, n, lane.stream, stable=True
-            ),
-            "batch in order": lambda t=to, s=host, n=sizes: driver.copy_batch(
-                t, s, n, lane.stream, stable=False
-            ),
-            "loop": lambda t=to, s=host, n=size: loop(driver, t, s, n, lane.stream),
-            "scratch, batch": lambda t=to, s=near, n=sizes: through(
-                driver, scratch, mapped.address, nbytes, (t, s, n), lane.stream
-            ),
-            "scratch, loop": lambda t=to, s=near, n=size: (
-                driver.copy(scratch, mapped.address, nbytes, lane.stream),
-                loop(driver, t, s, n, lane.stream),
-            ),
-            "back, batch": lambda t=host, s=to, n=sizes: driver.copy_batch(
-                t, s, n, lane.stream, stable=False
-            ),
-            "back, scratch": lambda t=near, s=to, n=sizes: (
-                driver.copy_batch(t, s, n, lane.stream, stable=False),
-                driver.copy(mapped.address, scratch, nbytes, lane.stream),
-            ),
+        batch = partial(driver.copy_batch, stream=lane.stream, stable=False)
+        one_by_one = partial(loop, driver, size=size, stream=lane.stream)
+        up = partial(driver.copy, scratch, mapped.address, nbytes, lane.stream)
+        down = partial(driver.copy, mapped.address, scratch, nbytes, lane.stream)
+        ways: dict[str, list[Callable[[], None]]] = {
+            "batch any": [partial(batch, to, host, sizes, stable=True)],
+            "batch in order": [partial(batch, to, host, sizes)],
+            "loop": [partial(one_by_one, to, host)],
+            "scratch, batch": [up, partial(batch, to, near, sizes)],
+            "scratch, loop": [up, partial(one_by_one, to, near)],
+            "back, batch": [partial(batch, host, to, sizes)],
+            "back, scratch": [partial(batch, near, to, sizes), down],
         }
-        for name, call in ways.items():
-            with stage(f"pieces {name}"):
+        for name, calls in ways.items():
+            with Stage(f"pieces {name}"):
                 report(
                     "pieces", way=name, KiB=size // KIB,
-                    **rate(nbytes, lambda c=call: (c(), lane.wait()), 3),
+                    **rate(nbytes, partial(in_turn, [*calls, lane.wait]), 3),
                 )  # fmt: skip
     driver.memory_free(scratch)
     driver.host_unregister(mapped.address)
@@ -95,12 +89,10 @@ def loop(driver: Driver, to: Any, source: Any, size: int, stream: int) -> None:
         driver.copy(target, at, size, stream)
 
 
-def through(
-    driver: Driver, scratch: int, host: int, nbytes: int, rows: tuple[Any, Any, Any], stream: int
-) -> None:
-    """Copy all to the GPU in one, and from there to its places."""
-    driver.copy(scratch, host, nbytes, stream)
-    driver.copy_batch(*rows, stream, stable=False)
+def in_turn(calls: list[Callable[[], None]]) -> None:
+    """Make several calls."""
+    for call in calls:
+        call()
 
 
 def borders(driver: Driver, device: int, mapped: Mapped) -> None:
@@ -110,10 +102,11 @@ def borders(driver: Driver, device: int, mapped: Mapped) -> None:
         driver.host_register(mapped.address + half * MIB, MIB)
     at = np.array([mapped.address + MIB - 64 * KIB], np.uint64)
     one, size = np.array([device], np.uint64), np.array([128 * KIB], np.uint64)
-    for name, call in (
-        ("copy", lambda: driver.copy(device, int(at[0]), 128 * KIB, lane.stream)),
-        ("batch", lambda: driver.copy_batch(one, at, size, lane.stream, stable=True)),
-    ):
+    ways: dict[str, Callable[[], None]] = {
+        "copy": partial(driver.copy, device, int(at[0]), 128 * KIB, lane.stream),
+        "batch": partial(driver.copy_batch, one, at, size, lane.stream, stable=True),
+    }
+    for name, call in ways.items():
         try:
             call()
             lane.wait()
@@ -133,7 +126,7 @@ def hashes(mapped: Mapped) -> None:
             objects = copy.whole(at + np.uint64(mapped.address), np.full(count, size, np.uint64))
             report(
                 "xxh3 of one thread", where=where, object_KiB=size // KIB,
-                **rate(count * size, lambda o=objects: copy.digest(o), 5),
+                **rate(count * size, partial(copy.digest, objects), 5),
             )  # fmt: skip
     report(
         "sum of one thread",
@@ -312,7 +305,7 @@ def main() -> None:
         }
         for question, ask in questions.items():
             if not options.only or question in options.only.split(","):
-                with stage(question):
+                with Stage(question):
                     ask()
     print("\n# --- table")
     table()
