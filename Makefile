@@ -12,7 +12,7 @@ DEV := $(VENV)/.stamp-dev
 # A comma would split the argument of a call.
 WITH_EXTRAS := '.[dev,fast]'
 PYTEST := $(BIN)/python -m pytest
-CHECKED := src tests scripts
+CHECKED := src tests scripts bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

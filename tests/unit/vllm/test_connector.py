@@ -415,9 +415,13 @@ def test_one_tensor_of_all_layers_is_taken_as_well(make: Make) -> None:
     import torch
 
     worker = make("WORKER")
-    assert worker.prefer_cross_layer_blocks is False, "a CPU's kernels take blocks as they are"
+
+    def prefers() -> bool:
+        return bool(worker.prefer_cross_layer_blocks)
+
+    assert prefers() is False, "a CPU's kernels take blocks as they are"
     worker._vllm_config.device_config.device_type = "cuda"
-    assert worker.prefer_cross_layer_blocks is True
+    assert prefers() is True
     names = [f"layers.{n}.attn" for n in range(LAYERS)]
     worker._kv_cache_config.kv_cache_tensors = [Bag(shared_by=[name]) for name in names]
     # In memory [blocks, layers, 2, tokens, heads, size].
