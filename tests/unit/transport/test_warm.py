@@ -50,6 +50,16 @@ def test_only_what_is_there_is_entered(shared: Path) -> None:
     node.close()
 
 
+@pytest.mark.parametrize("hole", [0, 100, 255, None])
+def test_one_absent_page_is_noticed(hole: int | None, shared: Path) -> None:
+    segment = made(shared / "a.seg")
+    for page in range(256):
+        if page != hole:
+            segment.data()[4096 * page] = 1
+    assert native.is_resident(segment.address, STEP) is (hole is None)
+    segment.close()
+
+
 def test_it_ends_with_the_segment(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "PAUSE_MIN_S", 60.0)
     node = made(shared / "a.seg")
