@@ -19,8 +19,9 @@ from moonpool.transport import native
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 64 * 1024 * 1024
-"""Pinned in one call. The driver lets this process's copies wait meanwhile (measured: 4 ms), so
-that the next call waits in turn until no copy is under way, though not for ever."""
+"""Pinned in one call. The driver lets this process's copies wait meanwhile (measured: 6.3 ms in the
+median, 20.9 ms at most), so that the next call waits in turn until no copy is under way, though not
+for ever."""
 PAUSE_S_MAX = 0.02
 DETACH_S_MAX = 60.0
 _NICENESS = 10
