@@ -80,7 +80,7 @@ class Stages:
                 for engine in found.values():
                     await engine.generate([(3, 300 if self.small else 4000)])
                 for number, part in enumerate(parts):
-                    done = await self._part(part, number, pool, *found.values())
+                    done = await self._part(part, number, *found.values())
                     result[f"{part}_{number}" if part in result else part] = done
                     bench.keep("pool", result)
         return result
@@ -89,14 +89,13 @@ class Stages:
         self,
         part: str,
         number: int,
-        pool: rig.Pool,
         plain: rig.Engine,
         first: rig.Engine,
         second: rig.Engine,
     ) -> Any:
         bench = self.bench
         if part == "ttft":
-            return await ttft.moonpool(bench, self.lengths, plain, first, second, pool)
+            return await ttft.moonpool(bench, self.lengths, plain, first, second)
         if part == "cold":
             tokens, rounds = (600, 2) if self.small else (32_000, 5)
             return await cost.cold_prefill(bench, tokens, rounds, plain, first)

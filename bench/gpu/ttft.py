@@ -7,16 +7,14 @@ import json
 import os
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from bench.gpu import rig
-from bench.gpu.rig import Bench, Engine, Pool
+from bench.gpu.rig import Bench, Engine
 
 TAIL = 512
 REPEATS = int(os.environ.get("REPEATS", "3"))
-SAVE_TIMEOUT_S = 30.0
 
 
 BUS = """
@@ -50,17 +48,16 @@ async def bus(bench: Bench) -> dict[str, Any]:
 
 
 async def moonpool(
-    bench: Bench, lengths: list[int], plain: Engine, first: Engine, second: Engine, pool: Pool
+    bench: Bench, lengths: list[int], plain: Engine, first: Engine, second: Engine
 ) -> dict[str, Any]:
     """Measure plain vLLM beside a pool hit that another engine's process stored."""
     rows: dict[str, Any] = {}
     for n in lengths:
         cold = await plain.generate([(n, n)])
         local = [await plain.generate([(n, n), (90 + i, TAIL)]) for i in range(REPEATS)]
-        before = _objects(pool)
         stored = await first.generate([(n, n)])
         began = time.perf_counter()
-        await _until_saved(pool, before + n // 256)
+        await first.empty()  # which it cannot while a save holds blocks
         saved_s = time.perf_counter() - began
         hits = []
         for i in range(REPEATS):
@@ -140,15 +137,3 @@ def write_mooncake(bench: Bench, port: int, nbytes: int) -> tuple[list[str], dic
         )
     )
     return [str(binary), f"--port={port}"], {"MOONCAKE_CONFIG_PATH": str(config)}
-
-
-def _objects(pool: Pool) -> int:
-    with urllib.request.urlopen(f"{pool.http}/status", timeout=5) as answer:
-        status = json.loads(answer.read())
-    return int(status["objects"])
-
-
-async def _until_saved(pool: Pool, objects: int) -> None:
-    deadline = time.monotonic() + SAVE_TIMEOUT_S
-    while _objects(pool) < objects and time.monotonic() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
