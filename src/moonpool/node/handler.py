@@ -22,7 +22,7 @@ from moonpool.node.writers import Writers
 from moonpool.node.writing import begin, places_of
 from moonpool.protocol import data
 from moonpool.protocol.versions import negotiate
-from moonpool.transport import copy, streams
+from moonpool.transport import copy
 from moonpool.transport.base import I64, U64, Pieces, Places
 from moonpool.transport.batch import chosen
 from moonpool.transport.segment import Segment
@@ -196,11 +196,7 @@ class Handler:
         checksums of what arrived, shape (n,)."""
         scratch = np.empty(SCRATCH_BYTES, np.uint8)
         memory = _targets(segment, places, codes == 0, int(scratch.ctypes.data))
-        vectors, starts = iovecs(memory), memory.starts
-        sums = np.zeros(len(places), np.uint64)
-        for first, last in streams.steps(places.sizes):
-            self._wire.receive_memory(vectors[starts[first] : starts[last]])
-            copy.digest_some(memory, first, last, sums)
+        sums = self._wire.receive_hashed(memory)
         sums[codes != 0] = 0
         return sums
 

@@ -96,6 +96,13 @@ def implementation() -> str:
     return "ctypes" if _kernels.module is None else "numba"
 
 
+def kernels(nbytes: int = 0) -> Any:
+    """Return the compiled module, None while there is none; ``nbytes`` is what will be moved."""
+    if _kernels.module is None:
+        _kernels.want(nbytes)
+    return _kernels.module
+
+
 def gather(memory: Pieces, targets: U64, *, checksums: bool = True) -> U64:
     """Copy each object's pieces to its target address; return xxh3_64 of what was copied, (n,);
     without ``checksums`` zeros."""
@@ -150,7 +157,7 @@ def digest_some(memory: Pieces, first: int, last: int, sums: U64) -> None:
     """Hash the objects ``first`` up to ``last`` of what ``coalesce`` returned into ``sums``."""
     starts, result = memory.starts[first : last + 1], sums[first:last]
     if _kernels.module is None:
-        # A whole object is one call of C anyway, so a node never needs the compiler.
+        # A whole object is one call of C anyway.
         a, b = int(starts[0]), int(starts[-1])
         if b - a > last - first:
             _kernels.want(int(memory.lengths[a:b].sum()))

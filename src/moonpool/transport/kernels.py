@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numba import types
 
-from moonpool.transport import fused, native
+from moonpool.transport import fused, moving, native
 
 STEP_BYTES = 256 * 1024
 """Copied and hashed in turn, so that the hash reads from the cache."""
@@ -253,6 +253,9 @@ collect: Any = _compile(_collect, _words, _words, _numbers, _words)
 scatter: Any = _compile(_scatter, _words, _words, _numbers, _words)
 scatter_past_cache: Any = _compile(_scatter_past_cache, _words, _words, _numbers, _words)
 digest: Any = _compile(_hash, _words, _words, _numbers, _words, _word)
+
+Move = moving.Move
+DONE, STOPPED = moving.DONE, moving.STOPPED
 
 
 def new_state() -> tuple[Any, int]:

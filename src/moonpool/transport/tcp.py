@@ -21,7 +21,7 @@ from moonpool.errors import (
     TransferError,
 )
 from moonpool.protocol import data
-from moonpool.transport import copy, streams, wire
+from moonpool.transport import copy, streams
 from moonpool.transport.base import I64, U64, Copier, Pieces, Places, Written
 from moonpool.transport.batch import chosen, fitting, picked, places_span, some, span
 from moonpool.transport.lane import Exchange
@@ -214,12 +214,7 @@ class _Read:
 
     def _receive(self, link: Wire, coming: I64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Fill the memory of the objects that come; tell which have the right checksum."""
-        memory = copy.coalesce(some(self.memory, coming))
-        iovecs, starts = wire.iovecs(memory), memory.starts
-        sums = np.zeros(len(coming), np.uint64)
-        for first, last in streams.steps(self.places.sizes[coming]):
-            link.receive_memory(iovecs[starts[first] : starts[last]])
-            copy.digest_some(memory, first, last, sums)
+        sums = link.receive_hashed(some(self.memory, coming))
         return np.asarray(sums == self.places.checksums[coming])
 
 
@@ -234,7 +229,7 @@ class _Write:
         names: tuple[list[bytes], list[bytes]],
         done: Written,
     ) -> None:
-        self.segment, self.places, self.memory = segment, places, copy.coalesce(memory)
+        self.segment, self.places, self.memory = segment, places, memory
         self.keys, self.parents = names
         self.codes, self.checksums = done.codes, done.checksums
         self.nbytes = int(memory.lengths.sum())
@@ -255,11 +250,7 @@ class _Write:
                 self.parents,
             )
         )
-        sums = np.zeros(len(places), np.uint64)
-        iovecs, starts = wire.iovecs(self.memory), self.memory.starts
-        for first, last in streams.steps(places.sizes):
-            copy.digest_some(self.memory, first, last, sums)
-            link.send_memory(iovecs[starts[first] : starts[last]])
+        sums = link.send_hashed(self.memory)
         link.send(data.WriteTail(sums.tobytes()))
         link = exchange.sent()
         done = data.decode_reply(link.receive(), data.WriteDone)

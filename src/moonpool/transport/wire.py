@@ -1,8 +1,9 @@
 """A connection to or from a data port: frames and raw memory over a blocking TCP socket.
 
 Memory goes from and to where it lies (sendmsg and recvmsg over arrays of addresses and lengths,
-which are arrays of ``struct iovec`` as they are), with the GIL released. Every operation ends by
-the connection's deadline.
+which are arrays of ``struct iovec`` as they are), with the GIL released. Where it is hashed, that
+happens right after each step, while the cache has it. Every operation ends by the connection's
+deadline.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ import numpy.typing as npt
 from moonpool.errors import DeadlineError, TransferError
 from moonpool.protocol import data
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
-from moonpool.transport import native
-from moonpool.transport.base import Pieces
+from moonpool.transport import copy, native, streams
+from moonpool.transport.base import U64, Pieces
 
 IOVECS_MAX = 1024
 WAIT_S_MAX = 3600.0
+STEP_BYTES = 256 * 1024
+"""Moved and hashed in turn; less than a core's own cache."""
+SLICE_S = 0.05
+"""The compiled loop comes back this often: for signals, and for the deadline."""
 _FRAME_STEP_BYTES = 65_536
 _IOVEC_BYTES = 16
+_LOOPBACK_CONGESTION = b"reno"
+"""In every kernel, and allowed to every process."""
 _AGAIN = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
@@ -54,6 +61,17 @@ _signature = ctypes.CFUNCTYPE(
 )
 _sendmsg: _Call = _signature(("sendmsg", native.libc))
 _recvmsg: _Call = _signature(("recvmsg", native.libc))
+_piece_signature = ctypes.CFUNCTYPE(
+    ctypes.c_ssize_t,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    use_errno=True,
+)
+_PieceCall = Callable[[int, int, int, int], int]
+_send: _PieceCall = _piece_signature(("send", native.libc))
+_recv: _PieceCall = _piece_signature(("recv", native.libc))
 
 
 class _Limit:
@@ -82,11 +100,27 @@ class _Limit:
             raise _failure(error) from None
         self._armed_s = left
 
+    def slice_ns(self) -> int:
+        """Arm; return until when (monotonic clock) that is good for further system calls."""
+        self.arm()
+        now = time.monotonic()
+        return int((now + min(SLICE_S, 0.2 * max(0.0, self._deadline - now))) * 1e9)
+
 
 def _failure(error: OSError) -> TransferError | DeadlineError:
     if error.errno in _AGAIN:
         return DeadlineError("the peer took too long")
     return TransferError(f"the connection broke: {error.strerror or error}")
+
+
+def _unpaced_on_loopback(sock: socket.socket) -> None:
+    """Do without pacing where there is no network: BBR, which some systems use for all, halves
+    what goes between two processes of one host. Other connections keep the system's choice."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):  # closed already
+        if sock.getsockname()[0] == sock.getpeername()[0]:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOOPBACK_CONGESTION)
 
 
 class Wire:
@@ -101,6 +135,7 @@ class Wire:
         sock.setblocking(True)
         with contextlib.suppress(OSError):  # not TCP
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _unpaced_on_loopback(sock)
         self._socket = sock
         self._sending = _Limit(sock, socket.SO_SNDTIMEO)
         self._receiving = _Limit(sock, socket.SO_RCVTIMEO)
@@ -190,6 +225,57 @@ class Wire:
         """Fill pieces of memory, in order. ``iovecs`` is changed."""
         self._move(_recvmsg, socket.MSG_WAITALL, iovecs, self._receiving)
 
+    def send_hashed(self, memory: Pieces) -> U64:
+        """Send objects, in order; return xxh3_64 of each, shape (n,)."""
+        return self._hashed(memory, receiving=False)
+
+    def receive_hashed(self, memory: Pieces) -> U64:
+        """Fill the memory of objects, in order; return xxh3_64 of what each got, shape (n,)."""
+        return self._hashed(memory, receiving=True)
+
+    def _hashed(self, memory: Pieces, *, receiving: bool) -> U64:
+        memory, sums = copy.coalesce(memory), np.zeros(len(memory), np.uint64)
+        kernels = copy.kernels(int(memory.lengths.sum()))
+        if kernels is None:
+            self._hashed_by_parts(memory, sums, receiving=receiving)
+            return sums
+        flags = socket.MSG_WAITALL if receiving else socket.MSG_NOSIGNAL
+        limit = self._receiving if receiving else self._sending
+        move = kernels.Move(iovecs(memory), memory.starts, sums)
+        while True:
+            result = move.run(receiving, self._socket.fileno(), flags, limit.slice_ns())
+            if result == kernels.DONE:
+                return sums
+            if result == kernels.STOPPED:
+                _check(-1 if move.errno else 0, move.errno)
+
+    def _hashed_by_parts(self, memory: Pieces, sums: U64, *, receiving: bool) -> None:
+        """As the compiled loop does, but small objects many at once, and large ones of many
+        pieces one at once."""
+        vectors, starts = iovecs(memory), memory.starts
+        for first, last in streams.steps(memory.sizes(), STEP_BYTES):
+            a, b = int(starts[first]), int(starts[last])
+            if last - first == 1 == b - a:
+                address, nbytes = vectors[a].tolist()
+                sums[first] = self._hashed_piece(address, nbytes, receiving=receiving)
+                continue
+            (self.receive_memory if receiving else self.send_memory)(vectors[a:b])
+            copy.digest_some(memory, first, last, sums)
+
+    def _hashed_piece(self, address: int, nbytes: int, *, receiving: bool) -> int:
+        hasher = native.Hasher()
+        limit = self._receiving if receiving else self._sending
+        call, flags = (_recv, socket.MSG_WAITALL) if receiving else (_send, socket.MSG_NOSIGNAL)
+        while nbytes:
+            limit.arm()
+            moved = call(self._socket.fileno(), address, min(nbytes, STEP_BYTES), flags)
+            if moved <= 0:
+                _check(moved, ctypes.get_errno())
+                continue
+            hasher.update(address, moved)
+            address, nbytes = address + moved, nbytes - moved
+        return hasher.digest()
+
     def _move(self, call: _Call, flags: int, iovecs: Iovecs, limit: _Limit) -> None:
         base, at = int(iovecs.ctypes.data), 0
         while at < len(iovecs):
@@ -201,14 +287,18 @@ class Wire:
             message = _Message(iovecs=base + _IOVEC_BYTES * at, iovec_count=count)
             limit.arm()
             moved = call(self._socket.fileno(), ctypes.addressof(message), flags)
-            if moved < 0:
-                code = ctypes.get_errno()
-                if code == errno.EINTR:
-                    continue
-                raise _failure(OSError(code, os.strerror(code)))
-            if moved == 0:
-                raise TransferError("the peer closed the connection")
-            at = _advance(iovecs, at, done, moved)
+            if moved > 0:
+                at = _advance(iovecs, at, done, moved)
+            else:
+                _check(moved, ctypes.get_errno())
+
+
+def _check(moved: int, code: int) -> None:
+    """Raise for a system call that moved nothing, unless it was only interrupted."""
+    if moved == 0:
+        raise TransferError("the peer closed the connection")
+    if code != errno.EINTR:
+        raise _failure(OSError(code, os.strerror(code)))
 
 
 def connect(host: str, port: int, seconds: float) -> Wire:

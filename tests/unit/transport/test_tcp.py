@@ -9,18 +9,19 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
+import xxhash
 
 from moonpool.errors import DeadlineError, InvalidArgumentError, ProtocolError, TransferError
 from moonpool.node.server import DataServer
 from moonpool.node.writers import Writers
 from moonpool.protocol import data
-from moonpool.transport import streams
+from moonpool.transport import copy, streams
 from moonpool.transport.pool import ConnectionPool, open_data, parse_address
 from moonpool.transport.segment import Segment
 from moonpool.transport.tcp import TcpTransport
 from moonpool.transport.wire import Wire, iovecs
 
-from .support import batch, changed, keys, places
+from .support import Batch, batch, changed, keys, places
 
 MIB = 1024 * 1024
 
@@ -267,6 +268,107 @@ def test_memory_in_many_pieces() -> None:
     assert target.payloads() == source.payloads()
     near.close()
     far.close()
+
+
+@pytest.fixture(params=["compiled", "in parts"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+        assert copy.prepare() == "numba"
+    else:
+        monkeypatch.setattr(copy, "_kernels", copy.Kernels(never=True))
+
+
+def expected_sums(batch_: Batch) -> list[int]:
+    return [xxhash.xxh3_64_intdigest(payload) for payload in batch_.payloads()]
+
+
+@pytest.mark.usefixtures("loop")
+@pytest.mark.parametrize("pieces", [1, 9, 3000])
+def test_memory_that_is_hashed_on_its_way(pieces: int) -> None:
+    near, far = (Wire(s) for s in socket.socketpair())
+    source = batch(3, [1, 0, 70_000, 3_000_000, 5, 262_144, 0], pieces)
+    target = source.blank()
+    sent: list[list[int]] = []
+    sender = threading.Thread(target=lambda: sent.append(near.send_hashed(source.pieces).tolist()))
+    sender.start()
+    got = far.receive_hashed(target.pieces).tolist()
+    sender.join()
+    assert target.payloads() == source.payloads()
+    assert sent == [got] == [expected_sums(source)]
+    near.close()
+    far.close()
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_hashed_receive_takes_no_more_than_its_own() -> None:
+    near, far = (Wire(s) for s in socket.socketpair())
+    source = batch(4, [50_000, 3], 4)
+    target = source.blank()
+    near.send_memory(iovecs(source.pieces))
+    near.send(data.Attach())
+    assert far.receive_hashed(target.pieces).tolist() == expected_sums(source)
+    assert data.decode_request(far.receive(), data.Attach) == data.Attach()
+    near.close()
+    far.close()
+
+
+@pytest.mark.usefixtures("loop")
+@pytest.mark.parametrize("sizes", [[20 * MIB], [10_000] * 2000])
+def test_what_ends_a_hashed_move(sizes: list[int]) -> None:
+    near, far = (Wire(s) for s in socket.socketpair())
+    big = batch(5, sizes, 1)
+    near.within(0.02)
+    with pytest.raises(DeadlineError):
+        near.send_hashed(big.pieces)
+    with pytest.raises(DeadlineError):
+        near.receive_hashed(big.pieces)
+    with pytest.raises(DeadlineError):
+        near.receive_hashed(big.pieces)
+    near.within(20)
+    far.close()
+    with pytest.raises(TransferError):
+        near.receive_hashed(big.pieces)
+    with pytest.raises(TransferError):
+        near.send_hashed(big.pieces)
+    near.close()
+    with pytest.raises(TransferError):
+        near.receive_hashed(big.pieces)
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_peer_that_trickles_does_not_stretch_a_deadline() -> None:
+    near, far = (Wire(s) for s in socket.socketpair())
+    ended = threading.Event()
+
+    def trickle() -> None:
+        raw = socket.socket(fileno=far.fileno())
+        with suppress(OSError):
+            while not ended.wait(0.01):
+                raw.send(b"x" * 100)
+        raw.detach()
+
+    sender = threading.Thread(target=trickle)
+    sender.start()
+    near.within(0.2)
+    with pytest.raises(DeadlineError):
+        near.receive_hashed(batch(6, [100 * MIB], 1).pieces)
+    ended.set()
+    sender.join()
+    near.close()
+    far.close()
+
+
+def test_connections_of_one_host_are_not_paced() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = Wire(socket.create_connection(server.getsockname()))
+        far = Wire(server.accept()[0])
+        for wire in (near, far):
+            raw = socket.socket(fileno=wire.fileno())
+            name = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            raw.detach()
+            assert name.rstrip(b"\0") == b"reno"
+            wire.close()
 
 
 def test_a_deadline_ends_a_wait() -> None:
