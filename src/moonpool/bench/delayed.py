@@ -107,6 +107,8 @@ def _iperf(link: Link, verb: str, batch: Batch, streams: int) -> Step:
             bits_s = float(said["end"]["sum_received"]["bits_per_second"])
         except KeyError:
             raise MoonpoolError(f"iperf3: {said.get('error', 'it said nothing')}") from None
+        if bits_s <= 0:  # the far end counts what has arrived when the near one says that it ends
+            raise MoonpoolError("iperf3: its receiver counted no bytes")
         return batch.nbytes * 8 / bits_s
 
     return step
