@@ -122,8 +122,10 @@ class Segment:
     def anonymous(
         cls, data_bytes: int, slots: int | None = None, *, name: str = "local"
     ) -> Segment:
-        """Make a segment in this process's private memory."""
-        header = layout.new_header("", name, Geometry.holding(data_bytes, slots))
+        """Make a segment in this process's private memory, by default with an entry for each page:
+        memory is only taken for those that are used."""
+        shape = Geometry.holding(data_bytes, slots, per_slot=PAGE_BYTES)
+        header = layout.new_header("", name, shape)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         return cls(header, mmap.mmap(-1, header.geometry.total_bytes, flags=flags), "", None)
 

@@ -22,6 +22,8 @@ from moonpool import (
     ValueTooLargeError,
     pack,
 )
+from moonpool.client.local import LocalChannel
+from moonpool.transport.segment import Segment
 
 MIB = 1 << 20
 
@@ -29,6 +31,14 @@ MIB = 1 << 20
 @pytest.fixture
 def store() -> Iterator[Store]:
     with Store.local("64MB") as made:
+        yield made
+
+
+@pytest.fixture
+def few() -> Iterator[Store]:
+    """A pool of 64 MiB whose table has 4096 entries."""
+    channel = LocalChannel(Segment.anonymous(64 * MIB, 4096))
+    with Store(channel, channel.opener, put_timeout_s=5.0, lease_s=10.0) as made:
         yield made
 
 
@@ -255,7 +265,8 @@ def test_children_are_evicted_before_their_parents(small: Store) -> None:
     assert small.match_prefix(chain) == sum(kept)
 
 
-def test_small_objects_use_up_the_table_before_the_space(store: Store) -> None:
+def test_small_objects_use_up_the_table_before_the_space(few: Store) -> None:
+    store = few
     keys = [str(i) for i in range(6000)]  # of 4096 entries
     for start in range(0, 6000, 1000):
         some = keys[start : start + 1000]
@@ -265,7 +276,14 @@ def test_small_objects_use_up_the_table_before_the_space(store: Store) -> None:
     assert not store.exists("0")
 
 
-def test_a_table_of_leased_objects_is_full_until_they_are_released(store: Store) -> None:
+def test_a_pool_in_this_process_has_an_entry_for_each_page(small: Store) -> None:
+    keys = [str(i) for i in range(3700)]  # of 4096 pages, below the watermark
+    assert not any(small.put_batch(keys, [b"v"] * 3700))
+    assert all(small.exists_batch(keys))
+
+
+def test_a_table_of_leased_objects_is_full_until_they_are_released(few: Store) -> None:
+    store = few
     held = [str(i) for i in range(3800)]
     assert not any(store.put_batch(held, [b"v"] * 3800))
     lease = store.hold(held, 60.0)
