@@ -366,12 +366,23 @@ def test_master_that_hangs_is_an_error_at_the_deadline(make_cluster: MakeCluster
     store = cluster.connect(timeout_s=0.5)
     store.put("k", b"x")
     freeze(cluster.master.pid)
+
+    def refused() -> bool:
+        try:
+            return not store.exists("k")
+        except MasterUnreachableError:
+            return True
+
     try:
-        for call in (store.exists, store.get, store.stat):
+        for call in (store.get, store.stat):
             start = time.monotonic()
             with pytest.raises(MasterUnreachableError):
                 call("k")
             assert time.monotonic() - start < 3
+        # Its table in shared memory is believed for a second after its last sign of life.
+        eventually(refused, 5, "the table is not believed any more")
+        with pytest.raises(MasterUnreachableError):
+            store.exists("k")
     finally:
         os.kill(cluster.master.pid, signal.SIGCONT)
 
