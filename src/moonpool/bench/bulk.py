@@ -23,6 +23,8 @@ SPARE_BYTES = 256 << 20
 VERBS = ("put", "get")
 BARS = {"shm": (0.85, 5.0), "tcp": (0.9, 2.0)}
 TITLES = {"shm": "shared memory", "tcp": "TCP"}
+UNPACED = "reno"
+"""Where the system's TCP paces, as BBR does, this is faster on loopback: shown, not held to."""
 
 
 def bulk_rows(section: str, options: Options, tally: Tally) -> Iterator[Row]:
@@ -70,7 +72,11 @@ def limit_steps(
     if section == "tcp":
         name = f"blocking sockets, {options.streams} streams"
         sockets = stack.enter_context(socket_limit(len(source), options.streams))
-        return [(name, lambda: clients * sockets.seconds(source))], name
+        unpaced = stack.enter_context(socket_limit(len(source), options.streams, UNPACED))
+        return [
+            (name, lambda: clients * sockets.seconds(source)),
+            (f"{name}, {UNPACED}", lambda: clients * unpaced.seconds(source)),
+        ], name
     target = np.zeros_like(source)
     threads = clients
     name = f"memcpy, {threads} thread" + ("s" if threads > 1 else "")
@@ -121,6 +127,9 @@ def _held(
         yield rate_row(
             section, what, series, nbytes, Limit(limit, taken[limit], options.bar(of_limit))
         )
+        other = f"{limit}, {UNPACED}"
+        if other in taken:
+            yield rate_row(section, what, series, nbytes, Limit(other, taken[other], None))
         if theirs:
             held = Limit(theirs.beside, taken[f"Mooncake {verb}"], options.bar(of_mooncake))
             yield rate_row(section, what, series, nbytes, held)

@@ -56,12 +56,15 @@ def memcpy_seconds(destination: Bytes, source: Bytes, threads: int = 1) -> float
 class SocketLimit:
     """Plain blocking TCP sockets on loopback to another process that only receives."""
 
-    def __init__(self, size: int, streams: int) -> None:
+    def __init__(self, size: int, streams: int, congestion: str = "") -> None:
+        """congestion: the algorithm of TCP; empty: the system's choice. Raises OSError."""
         self.size = size
         self.streams = streams
         with socket.create_server(("127.0.0.1", 0), backlog=streams) as server:
             server.settimeout(30)
             port = server.getsockname()[1]
+            if congestion:  # what it accepts inherits it
+                server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
             arguments = [str(n) for n in (port, streams, size, SOCKET_CHUNK_BYTES)]
             self.sink = subprocess.Popen([sys.executable, "-c", _SINK, *arguments])
             self.peers = [server.accept()[0] for _ in range(streams)]
@@ -99,9 +102,9 @@ class SocketLimit:
 
 
 @contextmanager
-def socket_limit(size: int, streams: int) -> Iterator[SocketLimit]:
+def socket_limit(size: int, streams: int, congestion: str = "") -> Iterator[SocketLimit]:
     """Run a SocketLimit for the length of a ``with`` block."""
-    limit = SocketLimit(size, streams)
+    limit = SocketLimit(size, streams, congestion)
     try:
         yield limit
     finally:
