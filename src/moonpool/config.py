@@ -71,7 +71,7 @@ class MasterConfig(RoleConfig):
     board_dir: str = _key(
         "", v.text, "directory of the table that clients here look up; empty: as segment_dir"
     )
-    ready_file: str = _key("", v.text, "file that gets the chosen ports as JSON once listening")
+    ready_file: str = _key("", v.new_file, "file that gets the chosen ports as JSON once listening")
 
     def checked(self) -> None:
         """Raise ConfigError unless watermark_low <= watermark_high."""
@@ -131,7 +131,7 @@ class NodeConfig(EngineConfig):
     )
     touch_ahead: bool = _key(True, v.boolean, "touch the memory in the background ahead of use")
     token: str = _key("", v.text, "the master's token")
-    ready_file: str = _key("", v.text, "file that gets the chosen port as JSON once mounted")
+    ready_file: str = _key("", v.new_file, "file that gets the chosen port as JSON once mounted")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 SIZE_BYTES_MAX = 1 << 50
@@ -155,11 +156,19 @@ def one_of(*names: str) -> Check:
     return Check(parse, f"one of {', '.join(names)}")
 
 
+def _new_file(value: object) -> str:
+    path = _text(value)
+    if path and not Path(path).absolute().parent.is_dir():
+        raise ValueError("no such directory")
+    return path
+
+
 port = Check(_between(0, 65_535, True), "0 to 65535")
 fraction = Check(_between(0.0, 1.0, False), "0.0 to 1.0")
 seconds = Check(_between(0.001, SECONDS_MAX, False), f"0.001 to {SECONDS_MAX:.0f} seconds")
 size = Check(parse_size, 'bytes, or a number with KB, MB, GB or TB, such as "4GB"')
 text = Check(_text, "text without control characters")
+new_file = Check(_new_file, "a file in a directory that exists")
 texts = Check(_texts, "a list, or text with commas")
 boolean = Check(_boolean, "true or false")
 address = Check(_address, "host:port")

@@ -50,6 +50,8 @@ def _fails(*arguments: str) -> tuple[int, str]:
         (["master", "--port", "x"], "port: 'x'"),
         (["master", "--watermark-low", "0.99"], "watermark_low: 0.99 is above"),
         (["master", "--config", "/nowhere.toml"], "config: /nowhere.toml cannot be read"),
+        (["master", "--ready-file", "/nowhere/x"], "ready_file: '/nowhere/x'"),
+        (["node", "--ready-file", "/nowhere/x"], "ready_file: '/nowhere/x'"),
         (["node", "--size", "-1"], "size: '-1'"),
         (["node", "--master", "no port here"], "master: 'no port here'"),
         (["router"], "backends: none given; allowed: --instance"),
