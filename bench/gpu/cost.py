@@ -31,11 +31,11 @@ async def cold_prefill(
     bench: Bench, tokens: int, rounds: int, plain: Engine, saving: Engine
 ) -> dict[str, Any]:
     """Compare cold prefills of an engine that saves with plain vLLM's, taking turns."""
-    times: dict[str, list[float]] = {"plain": [], "saving": []}
+    engines = {"plain": plain, "saving": saving}
+    times: dict[str, list[float]] = {name: [] for name in engines}
     for i in range(rounds):
-        order = [("plain", plain), ("saving", saving)]
-        for name, engine in order if i % 2 else order[::-1]:
-            times[name].append((await engine.generate([(5000 + i, tokens)]))["ttft"])
+        for name in _turn(engines, i + 1):
+            times[name].append((await engines[name].generate([(5000 + i, tokens)]))["ttft"])
             await asyncio.sleep(0.5 if bench.cpu else 1.0)
     result = _compared("prefill_s", times)
     bench.say(f"   cold prefill of {tokens} tokens: {json.dumps(result)}")
@@ -54,15 +54,15 @@ class Misses:
 
 async def no_hits(bench: Bench, size: Misses, plain: Engine, saving: Engine) -> dict[str, Any]:
     """Compare the time for a batch of prompts that nobody has seen, taking turns."""
-    times: dict[str, list[float]] = {"plain": [], "saving": []}
+    engines = {"plain": plain, "saving": saving}
+    times: dict[str, list[float]] = {name: [] for name in engines}
     seeds = itertools.count(size.first_seed)
     for i in range(size.rounds):
-        order = [("plain", plain), ("saving", saving)]
-        for name, engine in order if i % 2 else order[::-1]:
+        for name in _turn(engines, i + 1):
             began = time.perf_counter()
             answers = await asyncio.gather(
                 *(
-                    engine.generate([(next(seeds), size.tokens)], out=32)
+                    engines[name].generate([(next(seeds), size.tokens)], out=32)
                     for _ in range(size.prompts)
                 )
             )
@@ -109,6 +109,7 @@ async def variants(
 
 
 def _turn(engines: dict[str, Engine], i: int) -> list[str]:
+    """Return the names, each round another one first."""
     names = list(engines)
     at = i % len(names)
     return names[at:] + names[:at]

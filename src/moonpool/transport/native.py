@@ -19,7 +19,6 @@ memmove: Callable[[int, int, int], object] = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 )(("memmove", libc))
 
-MADV_HUGEPAGE = 14
 MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
 XXH3_STATE_BYTES = 1024
@@ -121,11 +120,6 @@ def populate(address: int, nbytes: int) -> int:
 def prefault(address: int, nbytes: int) -> int:
     """Enter pages that are there into this process's page table; return 0 or an errno."""
     return _advise(address, nbytes, MADV_POPULATE_READ)
-
-
-def want_huge_pages(address: int, nbytes: int) -> int:
-    """Ask for huge pages in a mapping; return 0 or an errno."""
-    return _advise(address, nbytes, MADV_HUGEPAGE)
 
 
 def is_resident(address: int, nbytes: int) -> bool:

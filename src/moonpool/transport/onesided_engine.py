@@ -18,7 +18,6 @@ from moonpool.transport.base import U64
 
 KINDS = ("nixl", "mooncake")
 HOST_MEMORY, GPU_MEMORY = "DRAM", "VRAM"
-DESCRIPTION_BYTES_MAX = 1 << 20
 ROWS_MAX = 1 << 20
 NOTE = b"moonpool"
 
