@@ -19,6 +19,8 @@ from moonpool.bench.series import alternate
 from moonpool.bench.systems import Placement, System, moonpool_system
 from moonpool.bench.tally import Tally
 from moonpool.errors import MoonpoolError
+from moonpool.transport import streams
+from moonpool.transport.pool import CONNECTIONS_MAX
 
 WITHIN = 0.9
 IPERF_PORT = 5201
@@ -44,7 +46,8 @@ def delay_rows(section: str, options: Options, tally: Tally) -> Iterator[Row]:
 def _one(
     section: str, what: str, round_trip_s: float, options: Options, tally: Tally
 ) -> Iterator[Row]:
-    batch, n = options.delay_batch, options.streams
+    batch = options.delay_batch
+    n = streams.width(options.streams, round_trip_s, CONNECTIONS_MAX)
     with delayed(round_trip_s / 2) as link, ExitStack() as stack:
         placement = Placement(
             host=link.far_address, servers=_in(link, link.far), clients=_in(link, link.near)
@@ -88,14 +91,14 @@ def _iperf_server(link: Link) -> Iterator[None]:
             server.wait()
 
 
-def _iperf(link: Link, verb: str, batch: Batch, streams: int) -> Step:
+def _iperf(link: Link, verb: str, batch: Batch, count: int) -> Step:
     """Return a step: the seconds that iperf3 takes for as many bytes, on new connections. A get
     flows from the far end, as ``-R`` does."""
     flags: Sequence[str] = ("-R",) if verb == "get" else ()
     command = link.inside(
         link.near,
         [
-            *("iperf3", "-c", link.far_address, "-p", str(IPERF_PORT), "-P", str(streams)),
+            *("iperf3", "-c", link.far_address, "-p", str(IPERF_PORT), "-P", str(count)),
             *("-n", str(batch.nbytes), "-J", *flags),
         ],
     )

@@ -52,6 +52,8 @@ class ConnectionPool:
         self._opening = 0
         self._max = connections_max
         self._closed = False
+        self.round_trip_s = 0.0
+        """The shortest that was seen when a connection was opened; 0 before and on one host."""
 
     @contextmanager
     def connection(self, *, fresh: bool = False) -> Iterator[Wire]:
@@ -131,6 +133,8 @@ class ConnectionPool:
                 raise TransferError(f"{self.address}: closed")
             lane.users, lane.alone = 1, alone
             self._lanes.add(lane)
+            seen_s = lane.wire.round_trip_s()
+            self.round_trip_s = min(self.round_trip_s or seen_s, seen_s)
         return lane
 
     def _kept(self, fresh: bool, width: int, depth: int) -> Lane | None:

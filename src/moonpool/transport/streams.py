@@ -18,6 +18,17 @@ ITEMS_MAX = 4096
 STREAMS = max(2, min(4, os.cpu_count() or 1))
 STEP_BYTES = 2 * 1024 * 1024
 """Received and hashed in turn, so that the hash reads from the cache."""
+WIDER = ((0.020, 4), (0.004, 2))
+"""From such a round trip (s) on, so many times the connections: what one holds on its way is
+bounded by the kernel's send buffer (4 MiB unless the host is tuned), whatever the link carries."""
+WIDE_PART_BYTES = 8 * 1024 * 1024
+"""On long ways connections take such parts in turn: no fast one waits for a slow one."""
+
+
+def width(streams: int, round_trip_s: float, most: int) -> int:
+    """Return over how many connections a batch is spread."""
+    factor = next((times for from_s, times in WIDER if round_trip_s >= from_s), 1)
+    return max(streams, min(streams * factor, most))
 
 
 def chunks(sizes: U64, streams: int) -> list[tuple[int, int]]:
@@ -65,3 +76,20 @@ def run_all(jobs: list[Callable[[], None]]) -> None:
     finally:
         for helper in helpers:
             helper.join()
+
+
+def run_in_turn(
+    workers: int, run: Callable[[int, int], None], ranges: list[tuple[int, int]]
+) -> None:
+    """Let so many threads, this one among them, take ranges one after the other; as ``run_all``."""
+    turn, left = threading.Lock(), iter(ranges)
+
+    def work() -> None:
+        while True:
+            with turn:
+                limits = next(left, None)
+            if limits is None:
+                return
+            run(*limits)
+
+    run_all([work] * min(workers, len(ranges)))

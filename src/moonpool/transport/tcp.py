@@ -158,15 +158,23 @@ class TcpTransport:
             for a, b in _requests(sizes[first:last], staged_bytes):
                 part(first + a, first + b)
 
-        if not self._closed:
-            ranges = streams.chunks(sizes, self._streams)
-            streams.run_all([partial(stream, *limits) for limits in ranges])
+        if self._closed:
+            return
+        width = self._width()
+        if width > self._streams:
+            streams.run_in_turn(width, stream, streams.steps(sizes, streams.WIDE_PART_BYTES))
+            return
+        ranges = streams.chunks(sizes, width)
+        streams.run_all([partial(stream, *limits) for limits in ranges])
+
+    def _width(self) -> int:
+        return streams.width(self._streams, self._pool.round_trip_s, CONNECTIONS_MAX)
 
     def _attempt(self, job: _Read | _Write) -> None:
         """Run a request on a connection; once more on a fresh one if nothing has happened."""
         allowed_s = self._timeout_s + job.nbytes / BYTES_PER_S_MIN
         bulk = job.nbytes >= streams.CHUNK_BYTES_MIN
-        width = self._streams if bulk else CONNECTIONS_MAX
+        width = self._width() if bulk else CONNECTIONS_MAX
         for fresh in (False, True):
             try:
                 with (

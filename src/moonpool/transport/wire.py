@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 
@@ -38,6 +39,8 @@ _IOVEC_BYTES = 16
 _LOOPBACK_CONGESTION = b"reno"
 """In every kernel, and allowed to every process."""
 _AGAIN = (errno.EAGAIN, errno.EWOULDBLOCK)
+_TCP_INFO_RTT = slice(68, 72)
+"""``tcpi_rtt`` in struct tcp_info, in microseconds."""
 
 
 class _Message(ctypes.Structure):
@@ -113,13 +116,20 @@ def _failure(error: OSError) -> TransferError | DeadlineError:
     return TransferError(f"the connection broke: {error.strerror or error}")
 
 
+def _stays_on_host(sock: socket.socket) -> bool:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:  # closed already
+        return True
+
+
 def _unpaced_on_loopback(sock: socket.socket) -> None:
     """Do without pacing where there is no network: BBR, which some systems use for all, halves
     what goes between two processes of one host. Other connections keep the system's choice."""
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    with contextlib.suppress(OSError):  # closed already
-        if sock.getsockname()[0] == sock.getpeername()[0]:
+    if _stays_on_host(sock):
+        with contextlib.suppress(OSError):  # closed, or not TCP
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOOPBACK_CONGESTION)
 
 
@@ -165,6 +175,16 @@ class Wire:
     def fileno(self) -> int:
         """Return the socket's descriptor, -1 when closed."""
         return self._socket.fileno()
+
+    def round_trip_s(self) -> float:
+        """Return the kernel's estimate of a round trip; 0.0 on one host and where it has none."""
+        if _stays_on_host(self._socket):
+            return 0.0
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+        except OSError:
+            return 0.0
+        return int.from_bytes(info[_TCP_INFO_RTT], sys.byteorder) / 1e6
 
     def quiet(self) -> bool:
         """Tell whether the peer has neither closed nor sent anything."""

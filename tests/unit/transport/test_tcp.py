@@ -416,6 +416,51 @@ def test_chunks_and_steps_cover_everything_once() -> None:
     assert streams.chunks(np.array([MIB] * 2, np.uint64), 4) == [(0, 1), (1, 2)]
 
 
+@pytest.mark.parametrize(
+    ("round_trip_s", "expected"),
+    [(0.0, 2), (0.001, 2), (0.0039, 2), (0.004, 4), (0.01, 4), (0.02, 8), (0.3, 8)],
+)
+def test_long_ways_get_more_connections(round_trip_s: float, expected: int) -> None:
+    assert streams.width(2, round_trip_s, 8) == expected
+    assert streams.width(4, round_trip_s, 8) == min(2 * expected, 8)
+    assert streams.width(12, round_trip_s, 8) == 12  # what was asked for is never cut
+
+
+def test_ranges_are_taken_in_turn_and_each_once() -> None:
+    taken, lock = [], threading.Lock()
+    slow = threading.Event()
+
+    def run(first: int, last: int) -> None:
+        if first == 0:  # the others are taken by the other worker meanwhile
+            assert slow.wait(20)
+        with lock:
+            taken.append((first, last))
+            if len(taken) == 9:
+                slow.set()
+
+    streams.run_in_turn(2, run, [(n, n + 1) for n in range(10)])
+    assert taken == [*((n, n + 1) for n in range(1, 10)), (0, 1)]
+
+
+def test_a_batch_on_a_long_way(server: DataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wire, "round_trip_s", lambda _self: 0.03)
+    monkeypatch.setattr(streams, "WIDE_PART_BYTES", 8192)
+    pool = ConnectionPool(f"127.0.0.1:{server.port}", "client", timeout_s=20)
+    way = TcpTransport(pool, "segment", streams=2)
+    sizes = [4096 + 512 * n for n in range(24)]
+    source = batch(1, sizes)
+    assert way.read(places([10]), batch(1, [10]).pieces).tolist() == [-704]
+    assert pool.round_trip_s == 0.03  # known now: a connection is open
+    written = way.write(places(sizes), source.pieces, keys(24), [])
+    assert not written.codes.any()
+    target = source.blank()
+    where = changed(places(sizes), checksums=written.checksums)
+    assert not way.read(where, target.pieces).any()
+    assert target.payloads() == source.payloads()
+    way.close()
+    pool.close()
+
+
 def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
