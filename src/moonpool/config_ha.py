@@ -1,0 +1,92 @@
+"""Where masters are: one address, a list of them, or a store in which they elect their leader."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from moonpool.config_values import Check, parse_address
+
+MASTER_PORT = 50_051
+ETCD_PORT = 2379
+MASTERS_MAX = 16
+POOL = "default"
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_STORE = re.compile(r"(etcd|kubernetes)://([^/\s]+)(?:/([^/\s]*))?")
+
+ALLOWED = "etcd://host:port,host:port[/pool] or kubernetes://namespace/lease"
+
+
+@dataclass(frozen=True)
+class ElectionStore:
+    """Where masters elect their leader.
+
+    etcd: ``endpoints`` and the pool's name. kubernetes: the namespace and the Lease's name.
+    """
+
+    kind: str
+    endpoints: tuple[tuple[str, int], ...]
+    name: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "kubernetes":
+            return f"kubernetes://{self.namespace}/{self.name}"
+        where = ",".join(address_text(*each) for each in self.endpoints)
+        return f"etcd://{where}" + ("" if self.name == POOL else f"/{self.name}")
+
+
+def is_store(text: str) -> bool:
+    """Tell whether a text names an election's store and not masters."""
+    return "://" in text
+
+
+def parse_store(text: str) -> ElectionStore:
+    """Return what an ``ha`` address says; raise ValueError."""
+    match = _STORE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("not a store of elections")
+    kind, where, name = match[1], match[2], match[3] or ""
+    if kind == "kubernetes":
+        if not (_NAME.fullmatch(where) and _NAME.fullmatch(name)):
+            raise ValueError("not namespace/lease")
+        return ElectionStore(kind, (), name, where)
+    if name and not _NAME.fullmatch(name):
+        raise ValueError("not a pool's name")
+    return ElectionStore(kind, _addresses(where, ETCD_PORT), name or POOL)
+
+
+def parse_masters(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the addresses in ``host:port[,host:port...]``; raise ValueError."""
+    return _addresses(text, MASTER_PORT)
+
+
+def address_text(host: str, port: int) -> str:
+    """Return ``host:port``, as ``parse_address`` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _addresses(text: str, port: int) -> tuple[tuple[str, int], ...]:
+    found = tuple(parse_address(each.strip(), port) for each in text.split(","))
+    if len(found) > MASTERS_MAX or len(set(found)) != len(found):
+        raise ValueError("too many, or one twice")
+    return found
+
+
+def _masters(value: object) -> str:
+    """Return the text in its one form."""
+    if not isinstance(value, str):
+        raise TypeError("not text")
+    if is_store(value):
+        return str(parse_store(value))
+    return ",".join(address_text(*each) for each in parse_masters(value))
+
+
+def _store(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not text")
+    return str(parse_store(value)) if value else ""
+
+
+masters = Check(_masters, f"host:port, several of them with commas, {ALLOWED}")
+store = Check(_store, ALLOWED)
