@@ -1,4 +1,4 @@
-"""A carrier that also opens a GPU's memory: ``python -m moonpool.gpu.carrier FD``."""
+"""A carrier that also opens a GPU's memory: ``python -m moonpool.gpu.carrier FD LEASH``."""
 
 from __future__ import annotations
 

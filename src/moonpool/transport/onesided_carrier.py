@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from moonpool.errors import DeadlineError, MoonpoolError, TransferError
 from moonpool.protocol.data import DataMessage
+from moonpool.transport import leash
 from moonpool.transport import onesided_engine as said
 from moonpool.transport.base import U64
 from moonpool.transport.onesided_engine import EngineError, Setup
@@ -89,11 +90,12 @@ class Carrier:
         self.ended = threading.Event()
         self.notes = 0
         near, far = socket.socketpair()
+        leashed, self._leash = leash.make()
         fds = [region.fd for region in setup.regions if region.fd >= 0]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(far.fileno())],
-                pass_fds=[far.fileno(), *fds],
+                [sys.executable, "-m", module, str(far.fileno()), str(leashed)],
+                pass_fds=[far.fileno(), leashed, *fds],
                 stdin=subprocess.DEVNULL,
                 # What fails is reported by us; these libraries print much that is no failure.
                 stderr=None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
@@ -101,9 +103,11 @@ class Carrier:
             )
         except OSError as error:
             near.close()
+            os.close(self._leash)
             raise EngineError(f"no carrier process: {error}") from None
         finally:
             far.close()
+            os.close(leashed)
         self._wire = Wire(near)
         try:
             self._wire.within(start_s)
@@ -217,6 +221,7 @@ class Carrier:
             self.ended.set()
             pending, self._pending = list(self._pending.values()), {}
         self._wire.close()
+        os.close(self._leash)
         for each in pending:
             each.end(said.Failed(0, "the carrier has ended"))
         self._on_end()

@@ -1,4 +1,5 @@
-"""The carrier: ``python -m moonpool.transport.onesided_process FD``, one engine and its memory.
+"""The carrier: ``python -m moonpool.transport.onesided_process FD LEASH``, one engine and its
+memory.
 
 One thread takes orders from the socket FD and looks after what is under way. It ends with the
 process that started it.
@@ -13,7 +14,6 @@ import os
 import select
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError, ProtocolError, TransferError
 from moonpool.protocol.data import DataMessage
+from moonpool.transport import leash
 from moonpool.transport import onesided_engine as said
 from moonpool.transport.onesided_engine import Engine, EngineError, Pull, Region, Setup
 from moonpool.transport.wire import Wire
@@ -227,18 +228,10 @@ def _opened(region: Region, open_gpu: OpenGpu | None) -> Memory:
     return Memory(int(array.ctypes.data), region.nbytes, said.HOST_MEMORY, 0, (array, lock))
 
 
-def _leash(fd: int) -> None:
-    """End this process when the other end is gone, wherever the engine is stuck just then."""
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP)
-    poll.poll()
-    os._exit(0)
-
-
 def main(open_gpu: OpenGpu | None = None) -> None:
     """Serve the process that started this one."""
     sock = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_leash, args=(sock.fileno(),), daemon=True).start()
+    leash.tie(int(sys.argv[2]))
     wire = Wire(sock)
     wire.within(ORDER_S)
     status = 1

@@ -110,8 +110,8 @@ def test_when_every_window_is_held_the_carrier_ends(place: FakePlace) -> None:
     place.at_client.write_text("stuck")
     for _ in range(WINDOWS):
         assert way.read(where, source.blank().pieces).tolist() == [-800] * 6
-    assert first.ended.is_set()
-    assert way.lost
+    eventually(first.ended.is_set)
+    eventually(lambda: way.lost)
     place.at_client.write_text("")
     again = place.transport()
     assert again.link.carrier.pid != first.pid
