@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moonpool.client.naming import AnyKey
 from moonpool.client.store import Codes, Lease, Store, Values
-from moonpool.core.messages import ObjectInfo, Status
+from moonpool.client.watching import Answer
+from moonpool.core.messages import News, ObjectInfo, Status
 from moonpool.errors import MasterUnreachableError
 from moonpool.transport.base import I64, Pieces
 
@@ -208,6 +209,16 @@ class AsyncStore:
     def release(self, lease: Lease | int) -> Awaitable[None]:
         """See ``Store.release``."""
         return self._run(self.store.release, lease)
+
+    # --- handoffs -----------------------------------------------------------------------------
+
+    def tell(self, news: Sequence[News]) -> Awaitable[None]:
+        """See ``Store.tell``."""
+        return self._run(self.store.tell, news)
+
+    def watch(self, keys: Sequence[bytes], transfer: str, wait_s: float, answer: Answer) -> None:
+        """See ``Store.watch``. Does not wait for anything."""
+        self.store.watch(keys, transfer, wait_s, answer)
 
     # --- looking ------------------------------------------------------------------------------
 

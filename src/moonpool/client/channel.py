@@ -29,6 +29,7 @@ from moonpool.core.messages import (
     Reply,
     Request,
     Stat,
+    Tell,
 )
 from moonpool.errors import (
     DeadlineError,
@@ -46,7 +47,7 @@ TRUSTED_IDLE_S = 0.05
 """A connection that was idle for longer is looked at before it is used."""
 
 REPEATABLE = frozenset(
-    {Match, MatchKeys, Exists, Get, Hold, List, Stat, GetStatus, GetSegments},
+    {Match, MatchKeys, Exists, Get, Hold, List, Stat, GetStatus, GetSegments, Tell},
 )
 """Requests that may be sent twice."""
 
@@ -78,6 +79,15 @@ class Channel(Protocol):
         """Send a request that is not answered; never raises for a master that is away."""
         ...
 
+    @property
+    def version(self) -> int:
+        """The protocol version spoken with the master last connected to."""
+        ...
+
+    def dedicated(self, timeout_s: float) -> Connection:
+        """Return a new connection that is the caller's alone, or raise why there is none."""
+        ...
+
     def board(self) -> Board | None:
         """Return the table in which this host's clients look objects up, if it can be believed."""
         ...
@@ -103,6 +113,7 @@ class SocketChannel:
     ) -> None:
         self.peer = peer
         self.timeout_s = timeout_s
+        self.version = 0
         self._address = address
         self._hello = Hello(PROTOCOL_MIN, PROTOCOL_MAX, role, peer, token)
         self._retry_max_s = retry_max_s
@@ -167,6 +178,12 @@ class SocketChannel:
             self._lost(error, self.timeout_s)
             raise
         self._give(connection)
+
+    def dedicated(self, timeout_s: float) -> Connection:
+        """Return a new connection that is the caller's alone, or raise why there is none."""
+        if self._closed.is_set() or self._down is not None or self._forks != _forks:
+            raise self._why_not()
+        return self._dial(timeout_s)
 
     def board(self) -> Board | None:
         """Return the master's table, if there is one on this host and the master is not known to
@@ -257,6 +274,7 @@ class SocketChannel:
     def _dial(self, timeout_s: float) -> Connection:
         """Connect to the master, by its Unix socket if that leads to the same one."""
         connection = Connection(self._address, self._hello, timeout_s)
+        self.version = connection.welcome.version
         self._see_board(connection)
         offer, board = connection.welcome, self._board
         if not offer.local or board is None or board.cookie != offer.board_cookie:

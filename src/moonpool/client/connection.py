@@ -90,6 +90,10 @@ class Connection:
             self.close()
             raise
 
+    def hand_over(self) -> socket.socket:
+        """Return the socket: the caller does all further reading and writing, and closes it."""
+        return self._sock
+
     def alive(self) -> bool:
         """Tell whether the other end is still there, as far as this end was told."""
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
+from moonpool.client.connection import Connection
 from moonpool.core.master import MasterConfig, MasterState
 from moonpool.core.messages import (
     Announce,
+    Await,
     DropSlots,
     Failed,
     Mount,
@@ -18,6 +20,7 @@ from moonpool.core.messages import (
     Tick,
 )
 from moonpool.errors import MasterUnreachableError, MoonpoolError, error_for
+from moonpool.protocol.versions import PROTOCOL_MAX
 from moonpool.transport.base import Transport
 from moonpool.transport.segment import Segment
 from moonpool.transport.shm import ShmTransport
@@ -30,6 +33,8 @@ CLIENT = "local-client"
 
 class LocalChannel:
     """The master's state machine under a lock; nodes' pushes go to the one segment."""
+
+    version = PROTOCOL_MAX
 
     def __init__(self, segment: Segment) -> None:
         self._state = MasterState(MasterConfig(), EPOCH)
@@ -45,6 +50,9 @@ class LocalChannel:
 
     def ask(self, request: Request, timeout_s: float | None = None) -> tuple[Reply, int]:
         """Return the reply and the epoch; raise what a Failed stands for."""
+        if isinstance(request, Await):
+            # Nobody could be told later.
+            request = Await(request.keys, request.transfer)
         with self._lock:
             if self._closed:
                 raise MasterUnreachableError("the store is closed")
@@ -64,6 +72,10 @@ class LocalChannel:
         with self._lock:
             if not self._closed:
                 self._handle(request, time.monotonic())
+
+    def dedicated(self, timeout_s: float) -> Connection:
+        """There are no connections."""
+        raise MasterUnreachableError("a pool inside this process cannot be waited for")
 
     def board(self) -> None:
         """There is none: the state machine itself is here."""

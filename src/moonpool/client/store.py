@@ -15,10 +15,11 @@ import numpy as np
 from moonpool import config, config_values
 from moonpool.client import memory
 from moonpool.client.channel import SocketChannel
+from moonpool.client.handing import Handing
 from moonpool.client.local import LocalChannel
 from moonpool.client.memory import span_of, view_of
 from moonpool.client.naming import AnyKey, new_peer, packed, shown
-from moonpool.client.transfers import Codes, Lease, Transfers, Values
+from moonpool.client.transfers import Codes, Lease, Values
 from moonpool.client.ways import ENGINES, Ways
 from moonpool.errors import (
     AlreadyExistsError,
@@ -59,7 +60,7 @@ GET_FAILURES = {
 """Why, for people; the exception's class says it to programs."""
 
 
-class Store(Transfers):
+class Store(Handing):
     """A pool: ``Store.local()`` in this process, or ``Store.connect()`` to one that runs."""
 
     @classmethod
@@ -153,6 +154,7 @@ class Store(Transfers):
     def close(self) -> None:
         """Give up connections and mappings; calls fail from now on. May be called twice."""
         self._closed.set()
+        self._stop_watching()
         self._reach.close()
         self._channel.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from moonpool.core import browse, codes, nodes, puts, reads, removal
+from moonpool.core import awaiting, browse, codes, nodes, puts, reads, removal
 from moonpool.core import messages as m
 from moonpool.core.marks import Marks
 from moonpool.core.room import evict_to_watermark
@@ -17,13 +17,17 @@ __all__ = ["MasterConfig", "MasterState", "Outcome"]
 
 
 class Outcome(NamedTuple):
-    """The answer to a request (None: it has none) and what to send to nodes, by peer."""
+    """The answer to a request (None: it has none), what to send to nodes, by peer, and what to
+    answer to Awaits that were parked, by number. ``parked``: the request is one, under this number.
+    """
 
     reply: m.Reply | None
     pushes: list[tuple[str, m.Push]]
+    answers: tuple[tuple[int, m.Awaited], ...] = ()
+    parked: int = 0
 
 
-_Verb = Callable[[State, Any, str], m.Reply | None]
+_Verb = Callable[[State, Any, str], m.Reply | m.Parked | None]
 
 
 def _peer_gone(state: State, request: m.PeerGone, _peer: str) -> None:
@@ -32,12 +36,14 @@ def _peer_gone(state: State, request: m.PeerGone, _peer: str) -> None:
         return
     state.offer(state.leases.release_peer(request.peer))
     puts.client_gone(state, request.peer)
+    state.handoffs.peer_gone(request.peer, state.now)
 
 
 def _tick(state: State, _request: m.Tick, _peer: str) -> None:
     state.expire_leases()
     state.expire_puts()
     evict_to_watermark(state)
+    state.handoffs.expire(state.now)
 
 
 _VERBS: Final[dict[type[m.Message], _Verb]] = {
@@ -60,6 +66,9 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.List: browse.list_objects,
     m.Stat: browse.stat,
     m.GetStatus: browse.status,
+    m.Tell: awaiting.tell,
+    m.Await: awaiting.wait,
+    m.WaitersGone: awaiting.gone,
     m.PeerGone: _peer_gone,
     m.Tick: _tick,
 }
@@ -76,7 +85,9 @@ class MasterState:
         """``marks`` follows the objects, in memory of the caller's choice."""
         self.state = State(config, epoch, marks)
 
-    def handle(self, request: m.Request | m.PeerGone | m.Tick, peer: str, now: float) -> Outcome:
+    def handle(
+        self, request: m.Request | m.PeerGone | m.WaitersGone | m.Tick, peer: str, now: float
+    ) -> Outcome:
         """Serve a request of the session ``peer``.
 
         ``now`` is in seconds from any fixed point; a step back counts as no time at all.
@@ -87,7 +98,11 @@ class MasterState:
         if verb is None:
             text = f"{type(request).__name__} is not for the state machine"
             return Outcome(m.Failed(codes.INVALID, text), [])
-        return Outcome(verb(state, request, peer), state.take_pushes())
+        reply = verb(state, request, peer)
+        pushes, answers = state.take_pushes(), awaiting.answers(state)
+        if isinstance(reply, m.Parked):
+            return Outcome(None, pushes, answers, reply.number)
+        return Outcome(reply, pushes, answers)
 
     def validate_state(self) -> None:
         """Raise AssertionError if any two parts of the state contradict each other."""

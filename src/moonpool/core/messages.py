@@ -11,6 +11,8 @@ import msgspec
 
 MATCH_DIGESTS_MAX = 262_144
 BATCH_ITEMS_MAX = 65_536
+AWAIT_KEYS_MAX = 256
+TRANSFER_CHARS_MAX = 128
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -321,6 +323,50 @@ class Release(Message, frozen=True):
     leases: list[int]
 
 
+# --- handoffs ---------------------------------------------------------------------------------
+
+UNHEARD, OPEN, ENDED, FAILED = range(4)
+"""States of a handoff: nothing is known of it; its prefill is queued or runs; it is over and all
+that will come is there; it is over and the rest will not come."""
+
+
+class News(Part, frozen=True):
+    """What a prefill engine says of one of its requests: ``number`` is its own, OPEN is repeated
+    as a sign of life, ENDED or FAILED come once."""
+
+    transfer: str
+    number: int
+    state: int
+
+
+class Tell(Message, frozen=True):
+    """News of handoffs. Answered by Done."""
+
+    news: list[News]
+
+
+class Await(Message, frozen=True):
+    """Say when the first of these keys is there, in the order of a prefix.
+
+    Answered by Awaited: at once if it is there or the handoff ``transfer`` is over, else when
+    that happens or ``wait_s`` have passed. Answers to later requests of the connection may come
+    before.
+    """
+
+    keys: list[bytes]
+    transfer: str = ""
+    wait_s: float = 0.0
+
+
+class Awaited(Message, frozen=True):
+    """How many leading keys are there now, the handoff's state, and for how long nothing was heard
+    of it while it is open."""
+
+    count: int
+    state: int = UNHEARD
+    quiet_s: float = 0.0
+
+
 # --- remove, list, status ---------------------------------------------------------------------
 
 
@@ -418,6 +464,18 @@ class Tick(Message, frozen=True):
     """Time passes: expire leases and abandoned puts, evict down to the watermark."""
 
 
+class WaitersGone(Message, frozen=True):
+    """Nobody waits for the answers to these Awaits any more."""
+
+    numbers: list[int]
+
+
+class Parked(Message, frozen=True):
+    """The state machine's word for an Await that is answered later, under this number."""
+
+    number: int
+
+
 Request = (
     Hello
     | Mount
@@ -439,6 +497,8 @@ Request = (
     | List
     | Stat
     | GetStatus
+    | Tell
+    | Await
 )
 """What a peer may send."""
 
@@ -456,6 +516,7 @@ Reply = (
     | Got
     | Listed
     | Status
+    | Awaited
 )
 """What the master answers."""
 

@@ -35,6 +35,13 @@ class MasterConfig:
     """Slots remembered that unfinished puts hold on nodes that are away."""
     list_scan_max: int = 65_536
     """Objects looked at for one page of List."""
+    waiters_max: int = 65_536
+    waiters_per_peer_max: int = 8_192
+    await_s_max: float = 30.0
+    """Longer waits are cut to this."""
+    handoffs_max: int = 65_536
+    handoff_keep_s: float = 60.0
+    """How long the end of a handoff is remembered, and an open one of which nothing is heard."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from typing import Final
 
 from moonpool.core.eviction import Leaves
+from moonpool.core.handoffs import Handoffs
 from moonpool.core.index import Index, Object, placed
 from moonpool.core.lease import LeaseBook
 from moonpool.core.marks import Marks
@@ -37,6 +38,7 @@ class State:
         self.index = Index(Marks() if marks is None else marks)
         self.leaves = Leaves()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
+        self.handoffs = Handoffs(config)
         self.puts: dict[int, Put] = {}
         self.in_progress: dict[bytes, Put] = {}
         self.put_queue: deque[Put] = deque()
@@ -103,6 +105,7 @@ class State:
         for slot in where.slots:
             self.segments.by_handle[slot.segment].own(slot.offset, added)
         self.leaves.offer(added, self.index.count)
+        self.handoffs.appeared(key)
         return added
 
     def remove_object(self, removed: Object) -> int:

@@ -14,6 +14,7 @@ def validate(state: State) -> None:
     state.index.validate()
     state.leases.validate(objects)
     state.leaves.validate(objects)
+    state.handoffs.validate()
     _validate_puts(state)
     _validate_places(state, objects)
     _validate_absent(state)

@@ -21,6 +21,7 @@ from moonpool.core.messages import (
     GetStatus,
     Hello,
     Mount,
+    Parked,
     PeerGone,
     PutEnd,
     PutRevoke,
@@ -31,8 +32,10 @@ from moonpool.core.messages import (
     Reply,
     Request,
     Status,
+    Tell,
     Tick,
     Unmount,
+    WaitersGone,
     Welcome,
     WriterGone,
 )
@@ -49,7 +52,7 @@ STATUS_SHARE = 20
 LOG_LINES_PER_S = 10
 
 NODE_ONLY = frozenset({Mount, Announce, Unmount, WriterGone})
-CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll}
+CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll, Tell}
 REQUEST_KINDS: tuple[type[Request], ...] = get_args(Request)
 
 log = logging.getLogger("moonpool.master")
@@ -94,6 +97,7 @@ class Service:
         self.counts = Counts(kind.__name__ for kind in REQUEST_KINDS)
         self.sessions: set[Session] = set()
         self._peers: dict[str, list[Session]] = {}
+        self._parked: dict[int, tuple[Session, int]] = {}
         self._board = board
         self.local = ""
         self._token = token.encode()
@@ -135,6 +139,11 @@ class Service:
     def closed(self, session: Session) -> None:
         """Note the end of a connection; the peer is gone with its last one."""
         self.sessions.discard(session)
+        if session.parked:
+            for number in session.parked:
+                self._parked.pop(number, None)
+            self._event(WaitersGone(sorted(session.parked)))
+            session.parked.clear()
         others = self._peers.get(session.peer)
         if others is None or session not in others:
             return
@@ -160,8 +169,8 @@ class Service:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def answer(self, session: Session, request: Request) -> Reply | None:
-        """Answer a request; None if it wants no answer."""
+    def answer(self, session: Session, request: Request) -> Reply | Parked | None:
+        """Answer a request; None if it wants no answer, Parked if it is answered later."""
         kind = type(request)
         started = time.perf_counter_ns()
         try:
@@ -178,10 +187,17 @@ class Service:
         except Exception:
             log.exception("a bug: %s of %s failed", kind.__name__, session)
             outcome = Outcome(self._after_bug(kind.__name__), [])
-        if outcome.pushes:
+        if outcome.pushes or outcome.answers:
             self._deliver(outcome)
         self.counts.done(kind.__name__, time.perf_counter_ns() - started)
+        if outcome.parked:
+            return Parked(outcome.parked)
         return None if kind is Release else outcome.reply
+
+    def park(self, session: Session, request_id: int, parked: Parked) -> None:
+        """Remember who is to have the answer of this number."""
+        self._parked[parked.number] = session, request_id
+        session.parked.add(parked.number)
 
     def _check_rights(self, session: Session, kind: type[Request]) -> None:
         if not session.may_change:
@@ -230,7 +246,7 @@ class Service:
         for session in list(self.sessions):
             session.close()
 
-    def _event(self, event: PeerGone | Tick) -> None:
+    def _event(self, event: PeerGone | WaitersGone | Tick) -> None:
         try:
             self._deliver(self.state.handle(event, "", self.now()))
         except Exception:
@@ -242,3 +258,8 @@ class Service:
             sessions = self._peers.get(peer)
             if sessions:
                 sessions[-1].push(push)
+        for number, reply in outcome.answers:
+            session, request_id = self._parked.pop(number, (None, 0))
+            if session is not None:
+                session.parked.discard(number)
+                session.answer_later(request_id, reply)

@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from typing import Protocol, cast
 
-from moonpool.core.messages import Failed, Hello, Message, Release, Reply, Request
+from moonpool.core.messages import Failed, Hello, Message, Parked, Release, Reply, Request
 from moonpool.errors import ProtocolError
 from moonpool.protocol.codec import PUSH_ID, check_hello, decode_request, encode
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameDecoder
@@ -38,8 +38,12 @@ class Desk(Protocol):
         """Answer the first message; a Failed ends the connection."""
         ...
 
-    def answer(self, session: Session, request: Request) -> Reply | None:
-        """Answer a request; None if it wants no answer."""
+    def answer(self, session: Session, request: Request) -> Reply | Parked | None:
+        """Answer a request; None if it wants no answer, Parked if it is answered later."""
+        ...
+
+    def park(self, session: Session, request_id: int, parked: Parked) -> None:
+        """Remember who is to have the answer of this number."""
         ...
 
     def refused(self, session: Session, reason: Exception) -> None:
@@ -58,6 +62,7 @@ class Session(asyncio.Protocol):
         self.peer = ""
         self.role = ""
         self.may_change = False
+        self.parked: set[int] = set()
         self.address = "?"
         self._desk = desk
         self._transport: asyncio.Transport | None = None
@@ -129,6 +134,10 @@ class Session(asyncio.Protocol):
         """Send a message that was not asked for."""
         self._send(encode(PUSH_ID, message))
 
+    def answer_later(self, request_id: int, reply: Reply) -> None:
+        """Answer a request that was parked."""
+        self._send(_encode_reply(request_id, reply))
+
     def refuse(self, reason: Exception) -> None:
         """Close the connection because of what its peer sent."""
         if not self._closing:
@@ -195,15 +204,18 @@ class Session(asyncio.Protocol):
             raise ProtocolError(f"{type(request).__name__} with the id of what wants no answer")
         if self.peer:
             reply = self._desk.answer(self, request)
+            if isinstance(reply, Parked):
+                self._desk.park(self, request_id, reply)
+                return None
             return None if reply is None else _encode_reply(request_id, reply)
-        reply = self._desk.greet(self, check_hello(request))
-        if isinstance(reply, Failed):
-            self._out.append(encode(request_id, reply))
+        welcome = self._desk.greet(self, check_hello(request))
+        if isinstance(welcome, Failed):
+            self._out.append(encode(request_id, welcome))
             self.close()
             return None
         self._frames.limit = FRAME_BYTES_MAX
         self._waiting_since = None
-        return encode(request_id, reply)
+        return encode(request_id, welcome)
 
     def _send(self, frame: bytes) -> None:
         if self._transport is None or self._closing:

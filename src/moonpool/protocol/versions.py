@@ -5,7 +5,9 @@ from __future__ import annotations
 from moonpool.errors import VersionMismatchError
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+PROTOCOL_MAX = 2
+AWAIT_SINCE = 2
+"""The version that brought Tell and Await."""
 
 
 def negotiate(version_min: int, version_max: int) -> int:

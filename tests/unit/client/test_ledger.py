@@ -5,7 +5,7 @@ import time
 import pytest
 
 from moonpool.client import ledger as limits
-from moonpool.client.connection import LateAnswerError, LostAnswerError
+from moonpool.client.connection import Connection, LateAnswerError, LostAnswerError
 from moonpool.client.ledger import PutLedger
 from moonpool.core import messages as m
 from moonpool.core.master import MasterConfig, MasterState
@@ -41,6 +41,11 @@ class Line:
         return reply, 1
 
     def send_only(self, request: m.Request) -> None:
+        raise NotImplementedError
+
+    version = 2
+
+    def dedicated(self, timeout_s: float) -> Connection:
         raise NotImplementedError
 
     def board(self) -> None:

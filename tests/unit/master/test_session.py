@@ -12,12 +12,13 @@ from moonpool.master import session as limits
 from moonpool.master.session import STUCK_S, TURN_REQUESTS
 from moonpool.protocol.codec import encode
 from moonpool.protocol.framing import HELLO_BYTES_MAX
+from moonpool.protocol.versions import PROTOCOL_MAX
 from tests.unit.master.peers import EPOCH, Clock, Peer, mount, new_service, put
 
 
 def test_hello_is_answered_with_version_and_epoch() -> None:
     peer = Peer(new_service())
-    assert peer.ask(m.Hello(1, 9, "client", "c1")) == m.Welcome(1, EPOCH)
+    assert peer.ask(m.Hello(1, 9, "client", "c1")) == m.Welcome(PROTOCOL_MAX, EPOCH)
     assert not peer.closed
 
 
@@ -50,7 +51,7 @@ def test_a_bad_start_closes_the_connection_and_is_logged_with_its_peer(
 
 def test_no_common_version_is_told_before_the_connection_is_closed() -> None:
     peer = Peer(new_service())
-    reply = peer.ask(m.Hello(2, 3, "client", "c1"))
+    reply = peer.ask(m.Hello(PROTOCOL_MAX + 1, 99, "client", "c1"))
     assert isinstance(reply, m.Failed)
     assert (reply.code, peer.pipe.closed) == (-300, "closed")
 
