@@ -130,6 +130,9 @@ class NodeConfig(EngineConfig):
         (), v.some_of("nixl", "mooncake"), "ways offered to clients beside shm and tcp"
     )
     touch_ahead: bool = _key(True, v.boolean, "touch the memory in the background ahead of use")
+    huge_pages: bool = _key(
+        True, v.boolean, "make it of huge pages then, as far as the kernel has them"
+    )
     token: str = _key("", v.text, "the master's token")
     ready_file: str = _key("", v.new_file, "file that gets the chosen port as JSON once mounted")
 
@@ -200,8 +203,19 @@ class RouterConfig(RoleConfig):
     master: str = _key("", v.address, "the pool's master, host:port; empty: no pool is asked")
     pool_namespace: str = _key("", v.text, "the engines' namespace in the pool; empty: look for it")
     object_tokens: int = _key(256, v.number(1, 1 << 16), "tokens in an object of the pool")
-    prefill: tuple[str, ...] = _key((), v.texts, "engines that only prefill: URL [BOOTSTRAP_PORT]")
-    decode: tuple[str, ...] = _key((), v.texts, "engines that only decode")
+    prefill: tuple[str, ...] = _key(
+        (), v.texts, "base URLs of engines that only prefill: URL [BOOTSTRAP_PORT_OR_URL]"
+    )
+    decode: tuple[str, ...] = _key((), v.texts, "base URLs of engines that only decode")
+    pd: str = _key(
+        "auto",
+        v.one_of("auto", "pool", "mooncake", "nixl"),
+        "how KV gets from one to the other: auto, pool, mooncake or nixl",
+    )
+    bypass_tokens: int = _key(
+        2048, v.number(0, 1 << 20), "so many tokens the decoding engine may prefill for itself"
+    )
+    prefill_timeout_s: float = _key(120.0, v.seconds, "how long a prefill may take")
 
 
 ROLES: dict[str, type[RoleConfig]] = {

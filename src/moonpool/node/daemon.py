@@ -25,6 +25,7 @@ from moonpool.node.session import MasterSession
 from moonpool.node.storage import Storage, remove_stale
 from moonpool.node.touch import Toucher
 from moonpool.node.writers import Writers
+from moonpool.transport import huge
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +87,8 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
         await asyncio.to_thread(storage.open)
         await asyncio.to_thread(remove_stale, storage.root, storage.name, time.time())
         if config.touch_ahead:
-            toucher = Toucher(storage.segments())
+            collapse = huge.collapse if config.huge_pages else None
+            toucher = Toucher(storage.segments(), collapse=collapse)
             toucher.start()
         server.start()
         onesided.prepare()

@@ -62,10 +62,10 @@ _before = _Action()
 _installed = False
 
 
-def watch(mapping: mmap.mmap, address: int) -> Watch:
-    """Guard a mapped file for as long as the mapping lives."""
+def watch(mapping: mmap.mmap, address: int, nbytes: int) -> Watch:
+    """Guard a file that is mapped there for as long as the mapping lives."""
     global _watches
-    found = Watch(address, len(mapping))
+    found = Watch(address, nbytes)
     with _lock:
         _watches = (*(each for each in _watches if each.end > each.address), found)
         _install()

@@ -114,12 +114,12 @@ _mincore.restype = ctypes.c_int
 
 def populate(address: int, nbytes: int) -> int:
     """Touch pages for writing without changing them; return 0 or an errno."""
-    return _advise(address, nbytes, MADV_POPULATE_WRITE)
+    return advise(address, nbytes, MADV_POPULATE_WRITE)
 
 
 def prefault(address: int, nbytes: int) -> int:
     """Enter pages that are there into this process's page table; return 0 or an errno."""
-    return _advise(address, nbytes, MADV_POPULATE_READ)
+    return advise(address, nbytes, MADV_POPULATE_READ)
 
 
 def is_resident(address: int, nbytes: int) -> bool:
@@ -137,5 +137,6 @@ def _are_resident(address: int, nbytes: int) -> bool:
     return _mincore(address, nbytes, pages.ctypes.data) == 0 and bool((pages & 1).all())
 
 
-def _advise(address: int, nbytes: int, advice: int) -> int:
+def advise(address: int, nbytes: int, advice: int) -> int:
+    """Call madvise; return 0 or an errno."""
     return 0 if _madvise(address, nbytes, advice) == 0 else ctypes.get_errno()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moonpool.errors import InvalidArgumentError, InvalidWriteError, TransferError
-from moonpool.transport import guard, layout, scan, small
+from moonpool.transport import guard, huge, layout, scan, small
 from moonpool.transport.base import I64, U64, Places
 from moonpool.transport.layout import ENTRY, PAGE_BYTES, Geometry, Header
 from moonpool.transport.owners import Owners, pages_of
@@ -54,13 +54,24 @@ class Segment:
     with TransferError; the mapping goes when the last call that uses it returns.
     """
 
-    def __init__(self, header: Header, mapping: mmap.mmap, path: str, fd: int | None) -> None:
+    def __init__(
+        self,
+        header: Header,
+        mapping: mmap.mmap,
+        path: str,
+        fd: int | None,
+        *,
+        first: int = 0,
+        writable: bool = True,
+    ) -> None:
+        """first: where in the mapping the segment begins; fd: of the file, if it is owned."""
         shape = header.geometry
         self.header = header
         self.geometry = shape
         self.path = path
-        memory = np.frombuffer(mapping, np.uint8)
-        self.writable = bool(memory.flags.writeable)
+        memory = np.frombuffer(mapping, np.uint8)[first : first + shape.total_bytes]
+        # What the mapping's pages allow is not what its object says of itself.
+        memory.flags.writeable = self.writable = writable
         owners = memory[shape.owners_offset : shape.owners_offset + 8 * shape.pages]
         table = memory[shape.table_offset : shape.table_offset + layout.ENTRY_BYTES * shape.slots]
         self._views: Views | None = Views(memory.data, owners.data.cast("Q"), table.data)
@@ -70,7 +81,8 @@ class Segment:
         self._fd = fd
         self.data_offset = shape.data_offset
         self.address = int(memory.ctypes.data) + shape.data_offset
-        self._watch = guard.watch(mapping, int(memory.ctypes.data)) if path else None
+        where = int(memory.ctypes.data), shape.total_bytes
+        self._watch = guard.watch(mapping, *where) if path else None
 
     # --- making, opening, closing -------------------------------------------------------------
 
@@ -85,7 +97,8 @@ class Segment:
             _own(fd, path)
             os.ftruncate(fd, header.geometry.total_bytes)
             os.pwrite(fd, layout.pack_header(header), 0)
-            return cls(header, mmap.mmap(fd, header.geometry.total_bytes), os.fspath(path), fd)
+            mapping, first = huge.mapped(fd, header.geometry.total_bytes, writable=True)
+            return cls(header, mapping, os.fspath(path), fd, first=first)
         except BaseException:
             os.close(fd)
             Path(path).unlink(missing_ok=True)
@@ -108,9 +121,8 @@ class Segment:
                 kept = fd
             size = os.fstat(fd).st_size
             header = layout.parse_header(os.pread(fd, layout.HEADER_BYTES, 0), size)
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            total = header.geometry.total_bytes
-            return cls(header, mmap.mmap(fd, total, access=access), os.fspath(path), kept)
+            mapping, first = huge.mapped(fd, header.geometry.total_bytes, writable=writable)
+            return cls(header, mapping, os.fspath(path), kept, first=first, writable=writable)
         except BaseException:
             kept = None
             raise

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import itertools
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
 from moonpool.node.touch import Toucher
-from moonpool.transport import native
+from moonpool.transport import huge, native
+from moonpool.transport.layout import Geometry, new_header
 from moonpool.transport.segment import Segment
 
 MIB = 1024 * 1024
@@ -57,3 +61,64 @@ def test_closing_stops_it() -> None:
     late = Toucher([segment], lambda _address, _nbytes: 0)
     late.start()
     late.close()
+
+
+def test_huge_pages_are_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moonpool.node.touch.STEP_BYTES", 2 * MIB)
+    with NamedTemporaryFile(dir="/dev/shm") as file:
+        Path(file.name).unlink()
+        segment = Segment.create(file.name, new_header("n", "s", Geometry.within(80 * MIB)))
+        asked: list[tuple[int, int]] = []
+
+        def collapse(address: int, nbytes: int) -> int:
+            asked.append((address, nbytes))
+            return errno.EINVAL if len(asked) == 3 else 0
+
+        toucher = Toucher([segment], lambda _address, _nbytes: 0, 1, collapse)
+        toucher.start()
+        toucher.join()
+        # A kernel that cannot is asked no more; small pages serve all the same.
+        assert asked == [(segment.address + i * 2 * MIB, 2 * MIB) for i in range(3)]
+        assert toucher.touched_bytes > 70 * MIB
+        segment.close()
+        Path(file.name).touch()
+
+
+def test_a_segment_of_huge_pages_holds_bytes() -> None:
+    with NamedTemporaryFile(dir="/dev/shm") as file:
+        Path(file.name).unlink()
+        segment = Segment.create(file.name, new_header("n", "s", Geometry.within(80 * MIB)))
+        other = Segment.open(file.name, writable=False)
+        segment.data()[5 * MIB] = 7
+        toucher = Toucher([segment], threads=2, collapse=huge.collapse)
+        toucher.start()
+        toucher.join()
+        assert other.data()[5 * MIB] == 7
+        assert not other.data().flags.writeable
+        segment.data()[9 * MIB] = 8
+        assert other.data()[9 * MIB] == 8
+        segment.close()
+        other.close()
+
+
+def test_huge_pages_that_take_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moonpool.node.touch.STEP_BYTES", 2 * MIB)
+    with NamedTemporaryFile(dir="/dev/shm") as file:
+        Path(file.name).unlink()
+        segment = Segment.create(file.name, new_header("n", "s", Geometry.within(80 * MIB)))
+        asked: list[int] = []
+
+        def collapse(address: int, _nbytes: int) -> int:
+            asked.append(address)
+            return 0
+
+        times = itertools.count()
+        toucher = Toucher(
+            [segment], lambda _a, _n: 0, 1, collapse, clock=lambda: float(next(times))
+        )
+        toucher.start()
+        toucher.join()
+        assert len(asked) == 8
+        assert toucher.touched_bytes > 70 * MIB
+        segment.close()
+        Path(file.name).touch()
