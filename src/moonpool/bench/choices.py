@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,10 @@ from typing import Any
 from moonpool.bench.batch import Batch
 from moonpool.bench.options import PRESETS, Options
 from moonpool.errors import InvalidArgumentError
+
+GIB = 1 << 30
+COPIES = 5
+"""Of a batch: what is put, what is read, the pool, and what the machine's own copy works on."""
 
 
 def choose(
@@ -56,6 +61,13 @@ def _interpreter(versus: str, python: str) -> str:
 
 def _batch(text: str) -> Batch:
     try:
-        return Batch.parse(text)
+        batch = Batch.parse(text)
     except ValueError as error:
         raise InvalidArgumentError(f"--batch: {error}") from None
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if COPIES * batch.nbytes > memory:
+        raise InvalidArgumentError(
+            f"--batch: {text} are {batch.nbytes / GIB:,.1f} GiB; {COPIES} times that must fit "
+            f"into the machine's memory, {memory / GIB:,.1f} GiB"
+        )
+    return batch

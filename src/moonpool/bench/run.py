@@ -73,20 +73,26 @@ class Results:
         return sum(sum(self.sections[name]["mismatches"].values()) for name in sections)
 
     def write(self, file: Path | None) -> None:
-        """Write everything, with the circumstances."""
+        """Write everything, with the circumstances. Raises InvalidArgumentError."""
         if file is None:
             return
-        said = {
+        part = file.with_suffix(".part")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+            part.replace(file)
+        except OSError as error:
+            raise InvalidArgumentError(f"{file}: {error.strerror}") from None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, with the circumstances."""
+        return {
             "format": FORMAT,
             "moonpool": __version__,
             "machine": machine(),
             "notes": report.footnotes(self.rows()),
             "sections": self.sections,
         }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(said, indent=1) + "\n")
-        part.replace(file)
 
 
 def run(options: Options, file: Path | None, *, resume: bool = False) -> int:
@@ -95,6 +101,7 @@ def run(options: Options, file: Path | None, *, resume: bool = False) -> int:
 
     console = Console(highlight=False)
     results = Results.read(file)
+    results.write(file)  # where that is not possible, it is known before minutes have passed
     for section in options.sections:
         if resume and results.has(section):
             continue
@@ -131,14 +138,16 @@ def show(results: Results, sections: Sequence[str], console: Console) -> int:
     return wrong
 
 
-def show_file(file: Path, *, markdown: bool = False) -> None:
-    """Print the tables of an earlier run. Raises InvalidArgumentError."""
+def show_file(file: Path, *, markdown: bool = False, as_json: bool = False) -> None:
+    """Print the tables of an earlier run, or its rows. Raises InvalidArgumentError."""
     from rich.console import Console
 
     if not file.exists():
         raise InvalidArgumentError(f"{file} is not there")
     results = Results.read(file)
-    if markdown:
+    if as_json:
+        sys.stdout.write(json.dumps(report.as_dicts(results.rows()), indent=2) + "\n")
+    elif markdown:
         sys.stdout.write(report.markdown(results.rows()) + "\n")
     else:
         show(results, list(results.sections), Console())

@@ -87,8 +87,9 @@ def store(
 def show(
     file: Annotated[Path, typer.Argument(help="What a run has written with --json.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="A table for a document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON.")] = False,
 ) -> None:
     """Print the tables of an earlier run of a store benchmark."""
     from moonpool.bench.run import show_file
 
-    show_file(file, markdown=markdown)
+    show_file(file, markdown=markdown, as_json=as_json)

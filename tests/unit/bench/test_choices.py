@@ -48,6 +48,7 @@ def test_mooncake_is_this_interpreter_s_or_another_s() -> None:
         ({"only": "shm,disk"}, "'disk'"),
         ({"versus": "redis"}, "mooncake"),
         ({"batches": ["7"]}, "--batch"),
+        ({"batches": ["1000000x64x16m"]}, "must fit into the machine's memory"),
     ],
 )
 def test_what_is_unknown_is_refused(typed: dict[str, object], said: str) -> None:

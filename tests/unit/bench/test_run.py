@@ -118,3 +118,24 @@ def test_a_section_cut_short_is_kept_and_measured_again(
         with pytest.raises(KeyboardInterrupt):
             run.run(options, file, resume=True)
         assert [row.what for row in run.Results.read(file).rows()] == ["put"]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    measured: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgumentError, match="Not a directory"):
+        run.run(OPTIONS, tmp_path / "file" / "store.json")
+    assert measured == []
+
+
+def test_rows_as_json(
+    measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "store.json"
+    run.run(OPTIONS, file)
+    assert measured == ["shm", "tcp"]
+    capsys.readouterr()
+    run.show_file(file, as_json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in rows] == ["shm put", "tcp put"]
