@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     measured: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidArgumentError, match="Not a directory"):
+    with pytest.raises(InvalidArgumentError, match="file"):
         run.run(OPTIONS, tmp_path / "file" / "store.json")
     assert measured == []
 
