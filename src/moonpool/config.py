@@ -2,9 +2,10 @@
 
 In rising priority: defaults, ``--config FILE`` (TOML, JSON, or YAML where PyYAML is installed),
 environment variables, flags: what is typed wins over what lies about. A file may hold one role's
-keys, or a table for each role. A variable is ``MOONPOOL_<ROLE>_<KEY>``; the keys ``master`` and
-``token`` of any role are also ``MOONPOOL_MASTER`` and ``MOONPOOL_TOKEN``. Whatever is wrong is a
-ConfigError of one line that names the key and the values it may have.
+keys, or a table for each role. A variable is ``MOONPOOL_<ROLE>_<KEY>``; the keys ``master``, ``ha``
+and ``token`` of any role are also ``MOONPOOL_MASTER``, ``MOONPOOL_HA`` and ``MOONPOOL_TOKEN``. Of
+``ha`` and ``master`` the one from the stronger source counts, ``ha`` if they are from the same.
+Whatever is wrong is a ConfigError of one line that names the key and the values it may have.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from moonpool import config_values as v
+from moonpool import config_ha, config_values as v
 from moonpool.config_sources import read_file, shared_master
 from moonpool.config_values import Check
 from moonpool.errors import ConfigError
@@ -29,7 +30,7 @@ ROUTER_PORT = 8000
 MASTER_ADDRESS = f"127.0.0.1:{MASTER_PORT}"
 
 ENV_PREFIX = "MOONPOOL_"
-_SHARED_KEYS = ("master", "token")
+_SHARED_KEYS = ("master", "ha", "token")
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
 
 C = TypeVar("C", bound="RoleConfig")
@@ -72,6 +73,15 @@ class MasterConfig(RoleConfig):
         "", v.text, "directory of the table that clients here look up; empty: as segment_dir"
     )
     ready_file: str = _key("", v.new_file, "file that gets the chosen ports as JSON once listening")
+    ha: str = _key(
+        "", config_ha.store, "where several masters elect their leader; empty: this one is alone"
+    )
+    ha_lease: float = _key(
+        3.0, config_ha.lease_s, "seconds after which a leader of which nothing is heard is replaced"
+    )
+    advertise: str = _key(
+        "", v.text, "with ha: host[:port] that others reach this master at; empty: host:port"
+    )
 
     def checked(self) -> None:
         """Raise ConfigError unless watermark_low <= watermark_high."""
@@ -110,7 +120,12 @@ class NodeConfig(EngineConfig):
     name: str = _key(
         "", v.text, "unique in the pool and the same after a restart; empty: the host's"
     )
-    master: str = _key(MASTER_ADDRESS, v.address, "the master's host:port")
+    master: str = _key(
+        MASTER_ADDRESS, config_ha.masters, "the master's host:port, or several with commas"
+    )
+    ha: str = _key(
+        "", config_ha.store, "where masters elect their leader; empty: master says where they are"
+    )
     host: str = _key("127.0.0.1", v.text, "address to listen on")
     port: int = _key(NODE_PORT, v.port, "port of the data server; 0 lets the system choose")
     advertise: str = _key(
@@ -143,7 +158,12 @@ class ClientConfig(EngineConfig):
 
     role: ClassVar[str] = "client"
 
-    master: str = _key(MASTER_ADDRESS, v.address, "the master's host:port")
+    master: str = _key(
+        MASTER_ADDRESS, config_ha.masters, "the master's host:port, or several with commas"
+    )
+    ha: str = _key(
+        "", config_ha.store, "where masters elect their leader; empty: master says where they are"
+    )
     name: str = _key("", v.text, "shown to people; empty: the process's id")
     transports: tuple[str, ...] = _key(
         ("shm", "tcp"),
@@ -200,7 +220,9 @@ class RouterConfig(RoleConfig):
     hash_seed: str = _key("", v.text, "the engines' PYTHONHASHSEED, if they have one")
     block_tokens: int = _key(0, v.number(0, 1 << 16), "tokens of a block; 0: as the engines say")
     kv_events: bool = _key(True, v.boolean, "follow the engines' KV events where they publish them")
-    master: str = _key("", v.address, "the pool's master, host:port; empty: no pool is asked")
+    master: str = _key(
+        "", config_ha.masters, "the pool's master, host:port; empty: no pool is asked"
+    )
     pool_namespace: str = _key("", v.text, "the engines' namespace in the pool; empty: look for it")
     object_tokens: int = _key(256, v.number(1, 1 << 16), "tokens in an object of the pool")
     prefill: tuple[str, ...] = _key(
@@ -248,22 +270,34 @@ def load(
         shared = shared_master(environ)
         if shared is not None:
             found["master"] = shared
+    if "ha" in found and _rank(found.get("master")) > _rank(found["ha"]):
+        del found["ha"]
     return _build(cls, found)
 
 
+def _rank(found: tuple[Any, str] | None) -> int:
+    """Return how strong the source of a value is."""
+    source = "" if found is None else found[1]
+    return 3 if source.startswith("--") else 2 if source.startswith(ENV_PREFIX) else bool(source)
+
+
 def resolve_master(explicit: str | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Return the master's host:port: ``explicit``, else MOONPOOL_MASTER, else
+    """Return where the master is: ``explicit``, else MOONPOOL_HA, else MOONPOOL_MASTER, else
     ``master_server_address`` of the JSON file that MOONCAKE_CONFIG_PATH names, else the default.
+
+    It is ``host:port``, several of them with commas, or the store of an election.
     """
     environ = os.environ if env is None else env
     value, source = MASTER_ADDRESS, "default"
     if explicit:
         value, source = explicit, "argument"
+    elif environ.get(ENV_PREFIX + "HA"):
+        value, source = environ[ENV_PREFIX + "HA"], ENV_PREFIX + "HA"
     elif environ.get(ENV_PREFIX + "MASTER"):
         value, source = environ[ENV_PREFIX + "MASTER"], ENV_PREFIX + "MASTER"
     else:
         value, source = shared_master(environ) or (value, source)
-    return str(_checked("master", v.address, value, source))
+    return str(_checked("master", config_ha.masters, value, source))
 
 
 def describe(cls: type[RoleConfig]) -> list[tuple[str, Any, str, str]]:

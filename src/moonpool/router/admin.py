@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hmac
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 
 from moonpool.errors import ConfigError
 from moonpool.router import openapi
-from moonpool.router.instance import Instance
+from moonpool.router.instance import DECODE, PREFILL, Instance
+from moonpool.router.members import Named, named
 from moonpool.router.openai import error_response
 
 if TYPE_CHECKING:
@@ -20,12 +22,14 @@ BODY_BYTES_MAX = 65_536
 
 
 class InstanceBody(msgspec.Struct):
-    """``{"url": "http://HOST:PORT"}``, or ``{"type": ..., "instance": "HOST:PORT"}`` as other
-    proxies take it."""
+    """``{"url": "http://HOST:PORT", "role": ...}``, or ``{"type": ..., "instance": "HOST:PORT"}``
+    as other proxies take it."""
 
     url: str = ""
     instance: str = ""
+    role: str = ""
     type: str = ""
+    bootstrap: str | int = ""
 
     def address(self) -> str:
         """Return the base URL."""
@@ -58,7 +62,12 @@ class Admin:
         body = {
             "status": "ok" if any(up) else "no instance is up",
             "instances": [
-                {"url": each.url, "up": alive, "in_flight": each.in_flight}
+                {
+                    "url": each.url,
+                    "role": each.role,
+                    "up": alive,
+                    "in_flight": each.in_flight,
+                }
                 for each, alive in zip(instances, up, strict=True)
             ],
         }
@@ -86,13 +95,24 @@ class Admin:
             "capacity": admission.capacity(),
             "index_blocks": len(front.index),
             **front.knowledge.describe(),
+            **self._split(),
             "instances": [self._describe(each, now) for each in front.instances],
         }
+
+    def _split(self) -> dict[str, Any]:
+        """Return the engines by role, in the form in which other proxies show them."""
+        found: dict[str, Any] = {}
+        for role in (PREFILL, DECODE):
+            nodes = [urlsplit(e.url).netloc for e in self._front.instances if e.role == role]
+            found |= {f"{role}_node_count": len(nodes), f"{role}_nodes": nodes}
+        return found
 
     def _describe(self, each: Instance, now: float) -> dict[str, Any]:
         base, prefill, load, _ = each.model.weights
         return {
             "url": each.url,
+            "role": each.role,
+            "bootstrap": each.bootstrap,
             "up": each.is_up(now),
             "state": "draining" if each.draining else "active",
             "healthy": each.healthy,
@@ -121,19 +141,13 @@ class Admin:
             body = _body.decode(await _read(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return error_response(f"the body is not understood: {error}", 400)
-        if body.type and body.type not in ("both", "kv_both"):
-            return error_response(
-                f"type {body.type!r}: prefill and decode on different instances come with the "
-                "connector's support for it; leave type out",
-                400,
-            )
-        return self._carry_out(request.path.rpartition("/")[2], body.address())
+        return self._carry_out(request.path.rpartition("/")[2], body)
 
-    def _carry_out(self, verb: str, url: str) -> web.Response:
-        members, now = self._front.members, self._front.forward.clock()
+    def _carry_out(self, verb: str, body: InstanceBody) -> web.Response:
+        members, now, url = self._front.members, self._front.forward.clock(), body.address()
         try:
             if verb == "add":
-                found: Instance | None = members.add(url, "admin")
+                found: Instance | None = members.add(self._named(body), "admin")
             else:
                 found = members.drain(url) if verb == "drain" else members.remove(url)
         except ConfigError as error:
@@ -142,6 +156,14 @@ class Admin:
         if found is None:
             return error_response(f"{url or 'no url'}: no such instance", 404)
         return _json({"instance": self._describe(found, now), "instances": len(members.instances)})
+
+    def _named(self, body: InstanceBody) -> Named:
+        """Return what is to be added; what is not said stays as it is."""
+        known = self._front.members.find(body.address())
+        role, bootstrap = body.role or body.type, str(body.bootstrap)
+        if known is not None:
+            role, bootstrap = role or known.role, bootstrap or known.bootstrap
+        return named(body.address(), role, bootstrap)
 
     def _not_allowed(self, request: web.Request) -> web.Response | None:
         key = self._front.options.admin_key

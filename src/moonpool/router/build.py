@@ -15,8 +15,11 @@ from moonpool.router.blocks import TEXT, BlockPrompts
 from moonpool.router.discovery import FileSource, Source
 from moonpool.router.front import Front
 from moonpool.router.index import PrefixIndex
+from moonpool.router.instance import DECODE, PREFILL
 from moonpool.router.kubernetes import HttpSliceApi, KubernetesSource, parse_service
+from moonpool.router.members import Named, named
 from moonpool.router.options import Options
+from moonpool.router.pd_params import MOONCAKE
 from moonpool.router.pool import StorePool
 
 ADMIN_VARIABLE = "ADMIN_API_KEY"
@@ -38,6 +41,9 @@ def options_of(config: RouterConfig) -> Options:
         admin_key=config.admin_api_key or os.environ.get(ADMIN_VARIABLE, ""),
         session_header=config.session_header,
         health_s=config.health_s,
+        pd=config.pd,
+        bypass_tokens=config.bypass_tokens,
+        prefill_timeout_s=config.prefill_timeout_s,
         limits=Limits(
             in_flight=config.in_flight,
             per_instance=config.instance_in_flight,
@@ -51,17 +57,17 @@ def options_of(config: RouterConfig) -> Options:
 
 def front_of(config: RouterConfig) -> Front:
     """Return a front that does what the configuration says; raise ConfigError."""
-    refuse_split(config)
+    members = members_of(config)
     index = PrefixIndex()
     chosen = policy.create(config.policy, index)
-    front = Front(config.backends, chosen, options=options_of(config), index=index)
+    front = Front(members, chosen, options=options_of(config), index=index)
     if chosen.needs_prompt:
         _add_knowledge(front, config)
     source = source_of(config.discovery)
     if source is not None:
         name = source.name
         front.background.append(
-            lambda: source.run(lambda urls: front.replace_instances(urls, name))
+            lambda: source.run(lambda found: front.replace_instances(found, name))
         )
     return front
 
@@ -124,23 +130,30 @@ def source_of(text: str) -> Source | None:
 def reload(front: Front, old: RouterConfig, new: RouterConfig) -> list[str]:
     """Let a running front do what another configuration says; return the keys that it cannot
     change without a restart. What is in flight or waits goes on. Raises ConfigError."""
-    refuse_split(new)
+    members = members_of(new)
     fixed = [key for key in FIXED if getattr(old, key) != getattr(new, key)]
     changed = new.policy != old.policy
     chosen = policy.create(new.policy, front.index) if changed else None
     if chosen is not None and chosen.needs_prompt and front.knowledge.tokens is None:
         fixed, chosen = [*fixed, "policy"], None
-    front.replace_instances(new.backends)
+    front.replace_instances(members)
     front.reconfigure(options_of(new), chosen)
     front.resize()
     return fixed
 
 
-def refuse_split(config: RouterConfig) -> None:
-    """Raise ConfigError for engines that only prefill or decode."""
-    for key, given in (("prefill", config.prefill), ("decode", config.decode)):
-        if given:
-            raise ConfigError(
-                f"{key}: prefill and decode on different engines come with the connector's "
-                "support for it; until then every engine does both: --instance URL"
-            )
+def members_of(config: RouterConfig) -> list[Named]:
+    """Return the engines that the configuration names; raise ConfigError."""
+    found = [named(url, key="backends") for url in config.backends]
+    for key, given in ((PREFILL, config.prefill), (DECODE, config.decode)):
+        for text in given:
+            url, _, bootstrap = text.strip().partition(" ")
+            url = url if "://" in url else f"http://{url}"
+            found.append(named(url, key, bootstrap.strip(), key))
+    urls = [each.url for each in found]
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ConfigError(f"prefill, decode: {url} is named more than once")
+    if config.pd == MOONCAKE and any(e.role == PREFILL and not e.bootstrap for e in found):
+        raise ConfigError("prefill: a bootstrap is missing; allowed with mooncake: URL BOOTSTRAP")
+    return found

@@ -10,14 +10,15 @@ from typing import Any, Protocol
 
 from moonpool.config_sources import FILE_BYTES_MAX, read_file
 from moonpool.errors import ConfigError
-from moonpool.router.members import INSTANCES_MAX, checked_url
+from moonpool.router.members import INSTANCES_MAX, Named, named
 
 LOOK_S = 1.0
+KEYS = ("url", "role", "bootstrap")
 TABLE_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 log = logging.getLogger("moonpool.router.discovery")
 
-Apply = Callable[[list[str]], None]
+Apply = Callable[[list[Named]], None]
 
 
 class Source(Protocol):
@@ -26,7 +27,7 @@ class Source(Protocol):
     name: str
 
     async def run(self, apply: Apply) -> None:
-        """Call ``apply`` with all base URLs whenever they change, until cancelled."""
+        """Call ``apply`` with all instances whenever they change, until cancelled."""
 
 
 class FileWatch:
@@ -48,7 +49,8 @@ class FileWatch:
 
 
 class FileSource:
-    """A file: one URL a line, or JSON, TOML or YAML with a list ``instances`` of URLs.
+    """A file: one instance a line (URL, and where prefill and decode are split ROLE and BOOTSTRAP),
+    or JSON, TOML or YAML with a list ``instances`` of URLs or of tables with these keys.
 
     A file that cannot be understood, or is gone, changes nothing.
     """
@@ -64,25 +66,32 @@ class FileSource:
         while True:
             if self._watch.changed():
                 try:
-                    apply(read_urls(self._watch.path))
+                    apply(read_instances(self._watch.path))
                 except ConfigError as error:
                     log.error("%s; the instances stay as they are", error)
             await asyncio.sleep(self._look_s)
 
 
-def read_urls(path: Path) -> list[str]:
-    """Return the base URLs that a file names; raise ConfigError."""
+def read_instances(path: Path) -> list[Named]:
+    """Return the instances that a file names; raise ConfigError."""
     if path.suffix in TABLE_SUFFIXES:
-        named: Any = read_file(path).get("instances")
-        if not isinstance(named, list):
+        listed: Any = read_file(path).get("instances")
+        if not isinstance(listed, list):
             raise ConfigError(f"discovery: {path} has no list called instances")
     else:
-        named = _lines(path)
-    if len(named) > INSTANCES_MAX:
+        listed = [dict(zip(KEYS, line.split(None, 2), strict=False)) for line in _lines(path)]
+    if len(listed) > INSTANCES_MAX:
         raise ConfigError(f"discovery: {path} names more than {INSTANCES_MAX} instances")
-    urls = [each.get("url") if isinstance(each, dict) else each for each in named]
+    return [_named(each) for each in listed]
+
+
+def _named(each: Any) -> Named:
+    table = each if isinstance(each, dict) else {"url": each}
     # What is no text is no URL either, and is shown as it is.
-    return [checked_url(url if isinstance(url, str) else repr(url), "discovery") for url in urls]
+    url, role, bootstrap = (
+        value if isinstance(value := table.get(key, ""), str) else repr(value) for key in KEYS
+    )
+    return named(url, role, bootstrap, "discovery")
 
 
 def _lines(path: Path) -> list[str]:

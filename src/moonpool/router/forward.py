@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
+from moonpool.router import presence
 from moonpool.router import upstream as up
 from moonpool.router.headers import end_to_end
 from moonpool.router.instance import Instance, Plan, Ticket
@@ -23,6 +24,10 @@ from moonpool.router.members import Members
 from moonpool.router.metrics import RouterMetrics
 from moonpool.router.openai import error_body, error_response
 from moonpool.router.options import Options
+from moonpool.router.pd_plan import Planner, Tried
+from moonpool.router.pd_prefill import PrefillFailed
+from moonpool.router.pd_split import Split, Splits
+from moonpool.router.pd_usage import CachedTokens
 from moonpool.router.policy import Policy
 from moonpool.router.prompt import RoutedRequest
 from moonpool.router.usage import Tail
@@ -30,6 +35,9 @@ from moonpool.router.usage import Tail
 ATTEMPTS_MAX = 3
 # A request that makes engines hang up must not go through all of them.
 REACHED_MAX = 2
+REACHED_IN_ALL_MAX = 3
+# So many prefilling engines are tried; then the decoding one computes the prompt for itself.
+PREFILLS_MAX = 2
 BUSY = frozenset((429, 502, 503, 504))
 SSE = "text/event-stream"
 
@@ -45,24 +53,38 @@ class Forwarder:
     options: Options
     clock: Callable[[], float]
     http: aiohttp.ClientSession | None = None
+    planner: Planner = field(init=False)
+    splits: Splits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.members, self.metrics, self.clock)
+        self.splits = Splits(self.members, self.metrics, self.clock)
 
     async def answer(self, request: web.Request, routed: RoutedRequest) -> web.StreamResponse:
         """Return the answer of the first instance that gives one."""
-        tried: list[Instance] = []
+        tried = Tried()
         reached, last = 0, up.UpstreamError("", reached=False)
-        while len(tried) < ATTEMPTS_MAX and reached < REACHED_MAX:
-            plan = self._plan(routed, tried)
+        while (
+            len(tried.serving) < ATTEMPTS_MAX
+            and reached < REACHED_MAX
+            and reached + tried.prefills_reached < REACHED_IN_ALL_MAX
+        ):
+            plan = self.planner.plan(routed, tried, self.policy, self.options)
             if plan is None:
                 break
-            tried.append(plan.serve)
+            left = [*tried.serving, plan.serve]
             more = (
                 routed.home is None
-                and len(tried) < ATTEMPTS_MAX
-                and bool(self.candidates(routed.model, tried))
+                and len(left) < ATTEMPTS_MAX
+                and bool(self.planner.candidates(routed.model, left))
             )
             try:
                 answer = await self._attempt(request, routed, plan, more)
+            except PrefillFailed as error:
+                self._note_prefill(tried, error)
+                continue
             except up.UpstreamError as error:
+                tried.serving.append(plan.serve)
                 self._note_failure(plan.serve, error)
                 if error.silent:
                     return self._refuse(504, "silent", f"{plan.serve.url} kept silent for too long")
@@ -70,26 +92,27 @@ class Forwarder:
             else:
                 if answer is not None:
                     return answer
+                tried.serving.append(plan.serve)
         return self._no_answer(tried, last)
 
-    def _plan(self, routed: RoutedRequest, tried: list[Instance]) -> Plan | None:
-        home = routed.home
-        if home is not None and home in self.members.instances:
-            return None if tried else Plan(home)
-        candidates = self.candidates(routed.model, tried)
-        return self.policy.choose(routed, candidates) if candidates else None
+    def _note_prefill(self, tried: Tried, error: PrefillFailed) -> None:
+        """Go on without that engine, and without any after PREFILLS_MAX of them."""
+        instance = error.instance
+        tried.prefilling.append(instance)
+        tried.prefills_reached += error.reached
+        tried.whole = error.final or len(tried.prefilling) >= PREFILLS_MAX
+        self.metrics.pd_fallbacks.labels(instance.url, error.reason).inc()
+        self.splits.bootstraps.forget(instance)
+        if error.broken:
+            instance.circuit.failure(self.clock())
+            instance.asked = False
+            presence.gone(instance, error.reason)
 
     def candidates(self, model: str, tried: list[Instance]) -> list[Instance]:
-        """Return the instances to choose from: those that are up and have the model, else those
-        that are up, else all that are not draining."""
-        now = self.clock()
-        left = [each for each in self.members.instances if each not in tried]
-        ups = [each for each in left if each.is_up(now)]
-        if ups:
-            return [each for each in ups if each.serves(model)] or ups
-        return [each for each in left if not each.draining]
+        """Return the instances that may answer."""
+        return self.planner.candidates(model, tried)
 
-    def _no_answer(self, tried: list[Instance], last: up.UpstreamError) -> web.Response:
+    def _no_answer(self, tried: Tried, last: up.UpstreamError) -> web.Response:
         if last.garbage:
             return self._refuse(502, "garbage", "an instance gave no valid HTTP answer")
         if last.reached:
@@ -105,11 +128,13 @@ class Forwarder:
         self.metrics.retries.labels(instance.url).inc()
         instance.circuit.failure(self.clock())
         instance.asked = False
+        presence.gone(instance, str(error))
 
     async def _attempt(
         self, request: web.Request, routed: RoutedRequest, plan: Plan, more: bool
     ) -> web.StreamResponse | None:
         """Return the answer; None for one that says "busy" while there are others to ask."""
+        assert self.http is not None, "the application has not been started"
         instance, now = plan.serve, self.clock()
         instance.circuit.begin(now)
         ticket = Ticket(plan, now)
@@ -118,47 +143,82 @@ class Forwarder:
         if plan.prefill_tokens and not routed.stream:
             later = asyncio.get_running_loop().call_later
             timer = later(plan.predicted_s, ticket.first_token)
+        split = None
+        self.policy.sent(routed, plan)
+        self.metrics.own_seconds.observe(self.clock() - routed.ready_s)
         try:
-            async with await self._send(request, routed, plan) as upstream:
-                if upstream.status in BUSY and more:
-                    self.metrics.retries.labels(instance.url).inc()
-                    return None
-                first = await up.read(upstream)
-                self._first_byte(routed, ticket, upstream)
-                if routed.made is not None:
-                    routed.made(first, instance)
-                return await self._pass_on(request, routed, plan, upstream, first)
+            if plan.ahead is not None:
+                split = await self.splits.begin(
+                    self.http, routed, request.headers, plan, self.options
+                )
+                ticket.began_s = self.clock()
+            return await self._exchange(request, routed, ticket, split, more)
         finally:
             if timer is not None:
                 timer.cancel()
+            if split is not None and split.prefill.close():
+                self.metrics.pd_cancelled.inc()
             ticket.end()
 
-    async def _send(
-        self, request: web.Request, routed: RoutedRequest, plan: Plan
-    ) -> aiohttp.ClientResponse:
-        assert self.http is not None, "the application has not been started"
-        self.policy.sent(routed, plan)
+    async def _exchange(
+        self,
+        request: web.Request,
+        routed: RoutedRequest,
+        ticket: Ticket,
+        split: Split | None,
+        more: bool,
+    ) -> web.StreamResponse | None:
+        instance = ticket.plan.serve
+        begun = self._begin(request, routed, instance, split)
+        upstream, first = await (split.prefill.unless_failed(begun) if split else begun)
+        async with upstream:
+            if upstream.status in BUSY and more:
+                self.metrics.retries.labels(instance.url).inc()
+                return None
+            self._first_byte(routed, ticket, upstream, split)
+            if routed.made is not None:
+                routed.made(first, instance)
+            return await self._pass_on(request, routed, ticket.plan, upstream, first, split)
+
+    async def _begin(
+        self, request: web.Request, routed: RoutedRequest, instance: Instance, split: Split | None
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Return the answer's head and the first bytes of its body."""
+        assert self.http is not None, "the application has been started"
         headers = end_to_end(request.headers)
-        self.metrics.own_seconds.observe(self.clock() - routed.ready_s)
-        return await up.send(
-            self.http, plan.serve, request.method, routed.path, headers, routed.body
-        )
+        body = routed.body if split is None else split.body
+        upstream = await up.send(self.http, instance, request.method, routed.path, headers, body)
+        try:
+            return upstream, await up.read(upstream)
+        except BaseException:
+            upstream.close()
+            raise
 
     def _first_byte(
-        self, routed: RoutedRequest, ticket: Ticket, upstream: aiohttp.ClientResponse
+        self,
+        routed: RoutedRequest,
+        ticket: Ticket,
+        upstream: aiohttp.ClientResponse,
+        split: Split | None,
     ) -> None:
         plan, now = ticket.plan, self.clock()
         plan.serve.circuit.success()
+        presence.back(plan.serve)
         self.metrics.first_byte_seconds.observe(now - routed.arrived_s)
         self.metrics.requests.labels(plan.serve.url, str(upstream.status)).inc()
         ticket.first_token()
         plan.serve.answers += upstream.status == 200
+        if split is not None:
+            way = "beside" if split.beside else "before"
+            self.metrics.pd_requests.labels("split", way).inc()
         # Only a stream's first byte is its first token.
         if routed.stream and upstream.status == 200 and routed.prompt.keys:
-            seconds = now - ticket.began_s
-            self.members.fleet.observe(plan.work, seconds)
-            plan.serve.model.observe(plan.work, seconds)
-            self.metrics.foreseen_tokens.inc(max(plan.local_tokens, plan.pool_tokens))
+            if split is None or not split.beside:
+                seconds = now - ticket.began_s
+                self.members.fleet.observe(plan.work, seconds)
+                plan.serve.model.observe(plan.work, seconds)
+            known = plan.ahead or plan
+            self.metrics.foreseen_tokens.inc(max(known.local_tokens, known.pool_tokens))
 
     async def _pass_on(
         self,
@@ -167,23 +227,27 @@ class Forwarder:
         plan: Plan,
         upstream: aiohttp.ClientResponse,
         chunk: bytes,
+        split: Split | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=upstream.status, headers=end_to_end(upstream.headers))
-        if (length := upstream.content_length) is not None:
+        counts = None
+        if split is not None and upstream.status == 200 and plain_text(upstream):
+            counts = CachedTokens(stream=upstream.content_type == SSE)
+        elif (length := upstream.content_length) is not None:
             response.content_length = length
         await response.prepare(request)
         tail = Tail()
-        while chunk:
+        while True:
+            at_end = not chunk
+            if counts is not None and split is not None:
+                outcome = split.prefill.outcome
+                counts.cached = outcome.cached if outcome is not None else None
+                chunk = counts.end() if at_end else counts.feed(chunk)
             tail.feed(chunk)
-            try:
-                async with asyncio.timeout(self.options.write_timeout_s):
-                    await response.write(chunk)
-            except (ConnectionResetError, TimeoutError):
-                # The client has left or does not read: the instance need not go on either.
-                self.metrics.disconnects.inc()
-                upstream.close()
-                _abort(request)
+            if chunk and not await self._written(request, response, upstream, chunk):
                 return response
+            if at_end:
+                break
             try:
                 chunk = await up.read(upstream)
             except up.UpstreamError:
@@ -195,6 +259,29 @@ class Forwarder:
         if upstream.status == 200 and (usage := tail.usage()) is not None:
             self.knowledge.learn(routed.prompt, usage)
         return response
+
+    async def _written(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        upstream: aiohttp.ClientResponse,
+        chunk: bytes,
+    ) -> bool:
+        try:
+            async with asyncio.timeout(self.options.write_timeout_s):
+                await response.write(chunk)
+        except (ConnectionResetError, TimeoutError):
+            # The client has left or does not read: the instance need not go on either.
+            self.metrics.disconnects.inc()
+            upstream.close()
+            _abort(request)
+            return False
+        return True
+
+
+def plain_text(upstream: aiohttp.ClientResponse) -> bool:
+    """Return whether an answer's bytes can be read as they are."""
+    return upstream.headers.get("Content-Encoding", "identity") == "identity"
 
 
 async def _break_off(request: web.Request, response: web.StreamResponse) -> None:

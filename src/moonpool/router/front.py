@@ -16,9 +16,9 @@ from moonpool.router.admission import PRIORITY_MAX, Admission, Entry, Refused
 from moonpool.router.forward import Forwarder
 from moonpool.router.health import Health
 from moonpool.router.index import PrefixIndex
-from moonpool.router.instance import Instance
+from moonpool.router.instance import PREFILL, Instance
 from moonpool.router.knowledge import Knowledge
-from moonpool.router.members import Members
+from moonpool.router.members import Members, Named
 from moonpool.router.metrics import RouterMetrics
 from moonpool.router.openai import BadRequest, Fields, error_response, priority_of
 from moonpool.router.options import Options
@@ -63,7 +63,7 @@ class Front:
 
     def __init__(
         self,
-        urls: Sequence[str] = (),
+        wanted: Sequence[str | Named] = (),
         policy: Policy | None = None,
         *,
         options: Options | None = None,
@@ -85,7 +85,7 @@ class Front:
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._clock = clock
         self._open = self._held = 0
-        self.replace_instances(urls)
+        self.replace_instances(wanted)
 
     @property
     def instances(self) -> list[Instance]:
@@ -97,9 +97,9 @@ class Front:
         """Who chooses among them."""
         return self.forward.policy
 
-    def replace_instances(self, urls: Sequence[str], source: str = "config") -> None:
+    def replace_instances(self, wanted: Sequence[str | Named], source: str = "config") -> None:
         """Let the instances of a source be exactly these from now on."""
-        self.members.sync(source, urls)
+        self.members.sync(source, wanted)
         self.resize()
 
     @property
@@ -112,9 +112,10 @@ class Front:
         return self.events.describe(instance) if self.events is not None else {"followed": False}
 
     def resize(self) -> None:
-        """Let in as many requests as the instances that are up can take."""
+        """Let in as many requests as the instances that are up can answer."""
         now = self._clock()
-        self.admission.resize(sum(each.is_up(now) for each in self.members.instances))
+        ups = [each for each in self.members.instances if each.is_up(now)]
+        self.admission.resize(sum(each.role != PREFILL for each in ups) or len(ups))
 
     def reconfigure(self, options: Options, policy: Policy | None = None) -> None:
         """Take other options; what is in flight or waits is not touched."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from moonpool.router import facts
+from moonpool.router import facts, presence
 from moonpool.router.instance import Instance
 from moonpool.router.members import Members
 from moonpool.router.metrics import RouterMetrics
@@ -46,10 +46,13 @@ class Health:
         if well:
             instance.misses = 0
             instance.circuit.success()
+            presence.back(instance)
         else:
             instance.misses += 1
             instance.asked = False
         instance.healthy = instance.misses < MISSES_MAX
+        if not instance.healthy:
+            presence.gone(instance, f"{MISSES_MAX} health checks in a row failed")
 
     async def _is_well(self, url: str, timeout_s: float) -> bool:
         if self.http is None:

@@ -8,6 +8,8 @@ from moonpool.router.circuit import Circuit
 from moonpool.router.latency import LatencyModel, Work
 
 NO_WORK = Work()
+BOTH, PREFILL, DECODE = "both", "prefill", "decode"
+ROLES = (BOTH, PREFILL, DECODE)
 
 
 @dataclass(slots=True)
@@ -34,13 +36,18 @@ class EngineFacts:
 class Instance:
     """An engine. ``mark`` is its number in the prefix index, unique while it is known.
 
-    source: who named it ("config", "admin", "file", "kubernetes"). pending_tokens: tokens that
-    were sent and whose first answer has not come.
+    source: who named it ("config", "admin", "file", "kubernetes"). role: one of ROLES. bootstrap:
+    base URL of its KV transfer's own server, "" where it has none. transfer: how it hands a prompt
+    over, "" until that is known. pending_tokens: tokens that were sent and whose first answer has
+    not come. down: why it is not used, "" while it is.
     """
 
     url: str
     mark: int = 0
     source: str = "config"
+    role: str = BOTH
+    bootstrap: str = ""
+    transfer: str = ""
     circuit: Circuit = field(default_factory=Circuit)
     model: LatencyModel = field(default_factory=LatencyModel)
     facts: EngineFacts = field(default_factory=EngineFacts)
@@ -51,6 +58,7 @@ class Instance:
     healthy: bool = True
     misses: int = 0
     asked: bool = False
+    down: str = ""
 
     def is_up(self, now: float) -> bool:
         """Return whether the instance should be asked at ``now``."""
@@ -71,8 +79,9 @@ class Plan:
     """Who serves a request, and what that was expected to cost.
 
     ``serve`` answers the client. ``prefill`` computes the prompt first where prefill and decode
-    are split, and is None everywhere else. local_tokens, pool_tokens: the prompt's head that is
-    in the instance's own cache, and in the pool; exact when they come from block hashes.
+    are split, as ``ahead`` says; both are None everywhere else. local_tokens, pool_tokens: the
+    prompt's head that is in the instance's own cache, and in the pool; exact when they come from
+    block hashes.
     """
 
     serve: Instance
@@ -82,6 +91,7 @@ class Plan:
     prefill_tokens: float = 0.0
     predicted_s: float = 0.0
     prefill: Instance | None = None
+    ahead: Plan | None = None
 
 
 class Ticket:

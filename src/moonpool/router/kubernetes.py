@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -17,9 +18,14 @@ import msgspec
 
 from moonpool.errors import ConfigError
 from moonpool.router.discovery import Apply
+from moonpool.router.instance import BOTH, ROLES
+from moonpool.router.members import Named, named
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LABEL = "kubernetes.io/service-name"
+# Kubernetes copies a service's own labels to its slices.
+ROLE_LABEL = "moonpool.io/role"
+BOOTSTRAP_PORT = "bootstrap"
 TIMEOUT_S = 10.0
 WATCH_S = 300
 RETRY_S = 2.0
@@ -46,7 +52,8 @@ class SliceApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service. port: a number or the name of a port, "" for the slice's first."""
+    """A service, or several with commas between their names. port: a number or the name of a port,
+    "" for the slice's first."""
 
     namespace: str
     name: str
@@ -57,24 +64,38 @@ def parse_service(text: str) -> Service:
     """Return the service of ``NAMESPACE/NAME[:PORT]``; raise ConfigError."""
     head, _, port = text.partition(":")
     namespace, slash, name = head.partition("/")
-    plain = [part.replace("-", "").isalnum() for part in (namespace, name, port or "x")]
+    parts = (namespace, *name.split(","), port or "x")
+    plain = [part.replace("-", "").isalnum() for part in parts]
     if not slash or not all(plain):
         raise ConfigError(
-            f"discovery: {text!r} names no service; allowed: kubernetes:NAMESPACE/SERVICE[:PORT]"
+            f"discovery: {text!r} names no service; allowed: "
+            "kubernetes:NAMESPACE/SERVICE[,SERVICE...][:PORT]"
         )
     return Service(namespace, name, port)
 
 
-def urls_of(slices: dict[str, dict[str, Any]], port: str) -> list[str]:
-    """Return the base URLs of all endpoints that are ready, in order, each once."""
-    found: set[str] = set()
+def instances_of(slices: dict[str, dict[str, Any]], port: str) -> list[Named]:
+    """Return all endpoints that are ready, in order, each once. The label ``moonpool.io/role`` of
+    their service says what they do, a port called ``bootstrap`` where their KV transfer is met."""
+    found: dict[str, Named] = {}
     for each in slices.values():
         number = _port(each.get("ports"), port)
         endpoints = each.get("endpoints")
         if number is None or not isinstance(endpoints, list):
             continue
-        found |= {_url(address, number) for one in endpoints for address in _addresses(one)}
-    return sorted(found)
+        role, bootstrap = _role(each), _port(each.get("ports"), BOOTSTRAP_PORT)
+        for address in [address for one in endpoints for address in _addresses(one)]:
+            with contextlib.suppress(ConfigError):
+                one = named(_url(address, number), role, str(bootstrap or ""))
+                found[one.url] = one
+    return [found[url] for url in sorted(found)]
+
+
+def _role(each: dict[str, Any]) -> str:
+    metadata = each.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    role = labels.get(ROLE_LABEL) if isinstance(labels, dict) else None
+    return role if role in ROLES else BOTH
 
 
 def _addresses(endpoint: Any) -> list[str]:
@@ -127,7 +148,7 @@ class KubernetesSource:
     async def _follow(self, apply: Apply) -> None:
         listed, version = await self._api.list()
         slices = {_name(each): each for each in listed[:SLICES_MAX]}
-        applied = urls_of(slices, self._port)
+        applied = instances_of(slices, self._port)
         apply(applied)
         async for event in self._api.watch(version):
             each = event.get("object")
@@ -137,10 +158,10 @@ class KubernetesSource:
                 slices.pop(_name(each), None)
             elif event.get("type") in ("ADDED", "MODIFIED") and len(slices) <= SLICES_MAX:
                 slices[_name(each)] = each
-            urls = urls_of(slices, self._port)
-            if urls != applied:
-                applied = urls
-                apply(urls)
+            found = instances_of(slices, self._port)
+            if found != applied:
+                applied = found
+                apply(found)
 
 
 def _name(each: dict[str, Any]) -> str:
@@ -155,7 +176,9 @@ class HttpSliceApi:
     """
 
     def __init__(self, base: str, service: Service, account: Path = ACCOUNT) -> None:
-        selector = quote(f"{LABEL}={service.name}", safe="")
+        several = "," in service.name
+        text = f"{LABEL} in ({service.name})" if several else f"{LABEL}={service.name}"
+        selector = quote(text, safe="")
         self._url = (
             f"{base}/apis/discovery.k8s.io/v1/namespaces/{service.namespace}"
             f"/endpointslices?labelSelector={selector}"

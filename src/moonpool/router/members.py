@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from moonpool.errors import ConfigError
 from moonpool.router.index import PrefixIndex
-from moonpool.router.instance import EngineFacts, Instance
+from moonpool.router.instance import BOTH, ROLES, EngineFacts, Instance
 from moonpool.router.latency import LatencyModel
 
 INSTANCES_MAX = 512
@@ -24,6 +25,36 @@ def checked_url(text: str, key: str = "url") -> str:
     if not plain or not text.isprintable() or " " in text:
         raise ConfigError(f"{key}: {text!r} is no base URL; allowed: http://HOST:PORT")
     return text.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An instance as somebody names it, checked: see ``named``."""
+
+    url: str
+    role: str = BOTH
+    bootstrap: str = ""
+
+
+def named(url: str, role: str = "", bootstrap: str = "", key: str = "url") -> Named:
+    """Return a checked instance. role: one of ROLES, also with "kv_" before it as vLLM writes it,
+    "" for both. bootstrap: a port on the instance's host, or a base URL. Raises ConfigError."""
+    url = checked_url(url, key)
+    plain = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": BOTH}.get(role, role)
+    if plain and plain not in ROLES:
+        raise ConfigError(f"{key}: role {role!r} is not allowed; allowed: {', '.join(ROLES)}")
+    return Named(url, plain or BOTH, _bootstrap(url, bootstrap, key))
+
+
+def _bootstrap(url: str, text: str, key: str) -> str:
+    if not text or text.lower() == "none":
+        return ""
+    if text.isascii() and text.isdigit():
+        if not 0 < int(text) <= 65_535:
+            raise ConfigError(f"{key}: bootstrap {text!r} is no port; allowed: 1 to 65535")
+        host = urlsplit(url).hostname or ""
+        return f"http://[{host}]:{int(text)}" if ":" in host else f"http://{host}:{int(text)}"
+    return checked_url(text if "://" in text else f"http://{text}", f"{key}: bootstrap")
 
 
 class Members:
@@ -44,16 +75,21 @@ class Members:
         url = url.rstrip("/")
         return next((each for each in self.instances if each.url == url), None)
 
-    def add(self, url: str, source: str = "config") -> Instance:
-        """Return the instance of that URL, new or known; a draining one is in use again.
+    def add(self, which: str | Named, source: str = "config") -> Instance:
+        """Return the instance of that URL, new or known; a draining one is in use again, and one
+        that is named with another role has it from now on.
 
         Raises ConfigError for what is no URL, and for more than INSTANCES_MAX instances.
         """
-        url = checked_url(url)
-        known = self.find(url)
-        if known is not None:
-            known.draining = False
-            return known
+        each = named(which) if isinstance(which, str) else which
+        known = self.find(each.url)
+        if known is None:
+            known = self._new(each.url, source)
+        known.draining = False
+        known.role, known.bootstrap = each.role, each.bootstrap
+        return known
+
+    def _new(self, url: str, source: str) -> Instance:
         if len(self.instances) >= INSTANCES_MAX:
             raise ConfigError(f"instances: {INSTANCES_MAX} are allowed")
         taken = {each.mark for each in self.instances}
@@ -80,21 +116,26 @@ class Members:
             self.version += 1
         return known
 
-    def sync(self, source: str, urls: Iterable[str]) -> None:
+    def sync(self, source: str, wanted: Iterable[str | Named]) -> None:
         """Let the instances of a source be exactly these; those of other sources stay."""
-        wanted = [checked_url(url) for url in urls]
+        listed = [named(each) if isinstance(each, str) else each for each in wanted]
+        urls = {each.url for each in listed}
         for each in self.instances:
-            if each.source == source and each.url not in wanted:
+            if each.source == source and each.url not in urls:
                 self.remove(each.url)
-        for url in wanted:
-            if self.find(url) is None:
-                self.add(url, source)
+        for one in listed:
+            known = self.find(one.url)
+            if known is None:
+                self.add(one, source)
+            elif known.source == source:
+                known.role, known.bootstrap = one.role, one.bootstrap
 
     def learn(self, instance: Instance, facts: EngineFacts) -> None:
         """Note what an engine says of itself; a new process has an empty cache."""
         instance.asked = True
         if facts.started != instance.facts.started and instance.facts.started:
             self._index.clear(instance.mark)
+            instance.transfer = ""
         if facts != instance.facts:
             instance.facts = facts
             self.version += 1

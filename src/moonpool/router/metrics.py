@@ -43,9 +43,20 @@ class RouterMetrics:
         self.index_blocks = level("index_blocks", "Blocks in the prefix index")
         self.exact = level("exact_prompts", "1: prompts are known as tokens, 0: as text only")
         self.health_checks = count("health_checks", "Health checks", "instance", "outcome")
+        self.pd_requests = count(
+            "pd_requests", "Requests where prefill and decode are split, by what became of them",
+            "path", "reason",
+        )  # fmt: skip
+        self.pd_fallbacks = count(
+            "pd_fallbacks", "Prefills that failed, by the engine and why", "instance", "reason"
+        )
+        self.pd_cancelled = count("pd_cancelled", "Prefills ended before they were done")
         self.reloads = count("reloads", "Configurations read again", "outcome")
         self.first_byte_seconds = self._histogram(
             "first_byte_seconds", "From the request to the answer's first byte", SECONDS_BUCKETS
+        )
+        self.prefill_seconds = self._histogram(
+            "prefill_seconds", "What prefills on engines of their own took", SECONDS_BUCKETS
         )
         self.own_seconds = self._histogram(
             "own_seconds", "What the router itself takes before it sends", OWN_BUCKETS

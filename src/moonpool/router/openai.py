@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -72,6 +72,11 @@ class Fields:
     def is_true(self, name: str) -> bool:
         """Return whether a field is what a lenient server takes for true."""
         return self.raw(name).lower() in (b"true", b"1", b'"true"', b'"1"', b'"yes"', b'"on"')
+
+    def changed(self, dropped: Collection[str], more: Mapping[str, Any]) -> bytes:
+        """Return the object without some fields, and with others set."""
+        kept = {name: raw for name, raw in self._raw.items() if name not in dropped}
+        return msgspec.json.encode({**kept, **more})
 
     def without_private(self, body: bytes) -> bytes:
         """Return the body without the fields that only routers may set."""

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import moonpool
+from moonpool.router.instance import ROLES
 
 Schema = dict[str, Any]
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -43,8 +44,19 @@ _INSTANCE: Schema = {
     "properties": {
         "url": {"type": "string", "examples": ["http://10.0.0.7:8000"]},
         "instance": {"type": "string", "examples": ["10.0.0.7:8000"]},
-        "type": {"type": "string"},
+        "role": {"$ref": "#/components/schemas/Role"},
+        "type": {"$ref": "#/components/schemas/Role"},
+        "bootstrap": {
+            "description": "A port on the instance's host, or a base URL",
+            "type": ["string", "integer"],
+            "examples": [8998],
+        },
     },
+}
+_ROLE: Schema = {
+    "description": "What the instance does; empty: both, or as before where it is known",
+    "type": "string",
+    "enum": ["", *ROLES, "kv_producer", "kv_consumer", "kv_both"],
 }
 
 
@@ -74,7 +86,7 @@ def document() -> Schema:
         "info": {"title": "moonpool router", "version": moonpool.__version__},
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR, "Instance": _INSTANCE},
+            "schemas": {"Error": _ERROR, "Instance": _INSTANCE, "Role": _ROLE},
             "securitySchemes": {"admin": {"type": "http", "scheme": "bearer"}},
         },
     }

@@ -12,7 +12,9 @@ class Options:
     """idle_timeout_s: the longest silence of an instance, before and within an answer.
     body_timeout_s: how long a client may take to send its request. write_timeout_s: how long it
     may leave an answer unread. admin_key: "" forbids the verbs that change instances.
-    health_s: between two health checks, 0 for none.
+    health_s: between two health checks, 0 for none. pd: how KV is handed over, see pd_params.WAYS.
+    bypass_tokens: what a decoding engine may prefill for itself. prefill_timeout_s: how long a
+    prefill on another engine may take.
     """
 
     idle_timeout_s: float = 600.0
@@ -23,4 +25,7 @@ class Options:
     session_header: str = "X-Session-ID"
     health_s: float = 0.0
     pool_wait_s: float = 0.02
+    pd: str = "auto"
+    bypass_tokens: int = 2048
+    prefill_timeout_s: float = 120.0
     limits: Limits = field(default_factory=Limits)

@@ -81,5 +81,17 @@ async def read(upstream: aiohttp.ClientResponse) -> bytes:
         raise UpstreamError(_text(error), garbage=True) from error
 
 
+async def read_all(upstream: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the whole body; raise ValueError for more than ``most`` bytes, and what aiohttp
+    raises."""
+    parts, size = [], 0
+    async for part in upstream.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise ValueError(f"more than {most} bytes")
+    return b"".join(parts)
+
+
 def _text(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from moonpool.cli.app import app
 from moonpool.cli.output import size_text
+from moonpool.cli.router import joined
 
 COMMANDS = ("up", "demo", "master", "node", "router", "put", "get", "ls", "stat", "rm", "status")
 
@@ -56,8 +57,9 @@ def _fails(*arguments: str) -> tuple[int, str]:
         (["node", "--master", "no port here"], "master: 'no port here'"),
         (["router"], "backends: none given; allowed: --instance"),
         (["router", "--instance", "localhost:8000"], "backends: 'localhost:8000' is no base URL"),
-        (["router", "oops", "--instance", "http://a"], "'oops': not expected here"),
-        (["router", "--prefill", "http://a", "8998", "--decode", "http://b"], "prefill: prefill"),
+        (["router", "--prefill", "http://a", "0", "--decode", "http://b"], "bootstrap '0' is no"),
+        (["router", "--decode", "http://a", "--decode", "http://a"], "named more than once"),
+        (["router", "--prefill", "http://a", "--pd", "mooncake"], "a bootstrap is missing"),
         (["router", "--instance", "http://a", "--policy", "best"], "policy: 'best'"),
         (["status", "--master", ":"], "master: ':'"),
         (["demo", "--trace", "/nowhere.jsonl"], "/nowhere.jsonl: No such file"),
@@ -145,3 +147,12 @@ def test_help_imports_nothing_heavy() -> None:
 )
 def test_sizes_for_people(nbytes: int, text: str) -> None:
     assert size_text(nbytes) == text
+
+
+def test_a_bootstrap_may_follow_a_prefill_url() -> None:
+    args = ["--prefill", "a", "1", "--prefill", "b", "--prefill=c", "http://x", "--port", "0"]
+    assert joined(args) == [
+        *("--prefill", "a 1", "--prefill", "b", "--prefill=c http://x", "--port", "0")
+    ]
+    assert joined(["--prefill", "a", "1", "2"]) == ["--prefill", "a 1", "2"]
+    assert joined(["--prefill"]) == ["--prefill"]

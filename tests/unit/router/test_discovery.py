@@ -14,14 +14,15 @@ from aiohttp import web
 from moonpool.config import RouterConfig
 from moonpool.errors import ConfigError
 from moonpool.router import build
-from moonpool.router.discovery import FileSource, FileWatch, read_urls
+from moonpool.router.discovery import FileSource, FileWatch, read_instances
 from moonpool.router.kubernetes import (
     HttpSliceApi,
     KubernetesSource,
     Service,
+    instances_of,
     parse_service,
-    urls_of,
 )
+from moonpool.router.members import Named
 from moonpool.router.service import Reloader
 from tests.unit.router.upstream import serving_app
 
@@ -32,6 +33,18 @@ async def _until(happened: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not happened():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+
+
+def _into(seen: list[list[str]]) -> Callable[[list[Named]], None]:
+    return lambda found: seen.append([each.url for each in found])
+
+
+def _urls(slices: dict[str, Any], port: str) -> list[str]:
+    return [each.url for each in instances_of(slices, port)]
+
+
+def _read(path: Path) -> list[str]:
+    return [each.url for each in read_instances(path)]
 
 
 def _ended(task: asyncio.Task[None]) -> Any:
@@ -49,7 +62,7 @@ def _ended(task: asyncio.Task[None]) -> Any:
 )
 def test_files_of_several_forms(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert read_urls(tmp_path / name) == ["http://a:1", "http://b:2"]
+    assert _read(tmp_path / name) == ["http://a:1", "http://b:2"]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +73,9 @@ def test_files_of_several_forms(tmp_path: Path, name: str, content: str) -> None
 def test_files_that_are_wrong_are_named(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError):
-        read_urls(tmp_path / name)
+        _read(tmp_path / name)
     with pytest.raises(ConfigError):
-        read_urls(tmp_path / "none.txt")
+        _read(tmp_path / "none.txt")
 
 
 async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken(
@@ -70,7 +83,7 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not_taken(
 ) -> None:
     file, seen = tmp_path / "urls", list[list[str]]()
     file.write_text("http://a")
-    task = asyncio.create_task(FileSource(file, look_s=0.001).run(seen.append))
+    task = asyncio.create_task(FileSource(file, look_s=0.001).run(_into(seen)))
     await _until(lambda: seen == [["http://a"]])
     file.write_text("this is broken")
     await _until(lambda: "stay as they are" in caplog.text)
@@ -96,14 +109,14 @@ def test_ready_endpoints_are_instances() -> None:
         "d": {"ports": None, "endpoints": "nonsense"},
         "e": {"ports": [{"port": 1}], "endpoints": [None, {"addresses": [7]}]},
     }
-    assert urls_of(slices, "") == [
+    assert _urls(slices, "") == [
         "http://10.0.0.1:8000",
         "http://10.0.0.2:8000",
         "http://[fd00::1]:9000",
     ]
-    assert urls_of(slices, "9000")[-1] == "http://[fd00::1]:9000"
-    assert urls_of({"a": slices["a"]}, "http") == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
-    assert urls_of({"a": slices["a"]}, "other") == []
+    assert _urls(slices, "9000")[-1] == "http://[fd00::1]:9000"
+    assert _urls({"a": slices["a"]}, "http") == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    assert _urls({"a": slices["a"]}, "other") == []
 
 
 @pytest.mark.parametrize("text", ["x", "a/", "/b", "a/b:", "../x/y", "a b/c"])
@@ -158,7 +171,11 @@ async def test_endpoints_are_listed_then_watched(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     async with serving_app(server.app()) as base:
         api = HttpSliceApi(base, Service("prod", "vllm"), tmp_path)
-        task = asyncio.create_task(KubernetesSource(api, retry_s=0.001).run(seen.append))
+        task = asyncio.create_task(
+            KubernetesSource(api, retry_s=0.001).run(
+                lambda found: seen.append([each.url for each in found])
+            )
+        )
         await _until(lambda: seen == [["http://10.0.0.1:8000"]])
         server.tell("ADDED", _slice("b", "10.0.0.2"))
         await _until(lambda: len(seen) == 2)
@@ -185,7 +202,11 @@ async def test_garbage_from_the_api_server_changes_nothing(tmp_path: Path) -> No
     server, seen = ApiServer(), list[list[str]]()
     async with serving_app(server.app()) as base:
         api = HttpSliceApi(base, Service("prod", "vllm"), tmp_path)
-        task = asyncio.create_task(KubernetesSource(api, retry_s=0.001).run(seen.append))
+        task = asyncio.create_task(
+            KubernetesSource(api, retry_s=0.001).run(
+                lambda found: seen.append([each.url for each in found])
+            )
+        )
         await _until(lambda: len(seen) == 1)
         for line in (b"{nonsense}\n", b"[]\n", b'{"type": "ADDED", "object": 3}\n'):
             lists = server.lists
@@ -237,3 +258,51 @@ def test_a_watch_sees_each_change_once(tmp_path: Path) -> None:
     assert [watch.changed(), watch.changed()] == [True, False]
     file.write_text("22")
     assert watch.changed()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("list.txt", "http://a:1 prefill 8998\nhttp://b:2 decode\nhttp://c:3\n"),
+        (
+            "list.json",
+            json.dumps(
+                {
+                    "instances": [
+                        {"url": "http://a:1", "role": "kv_producer", "bootstrap": 8998},
+                        {"url": "http://b:2", "role": "decode"},
+                        "http://c:3",
+                    ]
+                }
+            ),
+        ),
+    ],
+)
+def test_files_tell_roles(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_instances(tmp_path / name) == [
+        Named("http://a:1", "prefill", "http://a:8998"),
+        Named("http://b:2", "decode"),
+        Named("http://c:3"),
+    ]
+
+
+@pytest.mark.parametrize("line", ["http://a best", "http://a prefill 0", "http://a prefill 1 2"])
+def test_wrong_roles_are_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "list").write_text(line)
+    with pytest.raises(ConfigError, match="discovery"):
+        read_instances(tmp_path / "list")
+
+
+def test_a_service_s_label_and_ports_tell_the_role() -> None:
+    prefill = _slice("p", "10.0.0.1", "fd00::1")
+    prefill["metadata"]["labels"] = {"moonpool.io/role": "prefill"}
+    prefill["ports"].append({"name": "bootstrap", "port": 8998})
+    decode = _slice("d", "10.0.0.2")
+    decode["metadata"]["labels"] = {"moonpool.io/role": "nonsense"}
+    assert instances_of({"p": prefill, "d": decode}, "") == [
+        Named("http://10.0.0.1:8000", "prefill", "http://10.0.0.1:8998"),
+        Named("http://10.0.0.2:8000", "both"),
+        Named("http://[fd00::1]:8000", "prefill", "http://[fd00::1]:8998"),
+    ]
+    assert parse_service("prod/p,d:http") == Service("prod", "p,d", "http")

@@ -8,7 +8,7 @@ from moonpool.errors import ConfigError
 from moonpool.router.index import PrefixIndex
 from moonpool.router.instance import EngineFacts
 from moonpool.router.latency import Work
-from moonpool.router.members import Members, checked_url
+from moonpool.router.members import Members, Named, checked_url, named
 
 
 def test_marks_are_used_again_with_an_empty_index() -> None:
@@ -73,3 +73,25 @@ def test_a_process_that_began_anew_has_an_empty_cache() -> None:
 def test_what_is_no_base_url_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no base URL"):
         checked_url(text)
+
+
+def test_roles_and_bootstraps() -> None:
+    assert named("http://p:8000", "prefill", "8998").bootstrap == "http://p:8998"
+    assert named("http://[::1]:8000", "prefill", "8998").bootstrap == "http://[::1]:8998"
+    assert named("http://p:8000/", "kv_producer", "q:1") == Named(
+        "http://p:8000", "prefill", "http://q:1"
+    )
+    assert named("http://p:8000", "", "None") == Named("http://p:8000")
+    for role, bootstrap in (("best", ""), ("prefill", "70000"), ("prefill", "http://u:p@a")):
+        with pytest.raises(ConfigError):
+            named("http://p", role, bootstrap)
+
+
+def test_a_source_changes_the_roles_of_its_own() -> None:
+    members = Members(PrefixIndex())
+    admins = members.add(named("http://a", "prefill"), "admin")
+    members.sync("config", [named("http://a", "decode"), named("http://b", "decode")])
+    members.sync("config", [named("http://a", "decode"), named("http://b", "prefill", "1")])
+    b = members.find("http://b")
+    assert b is not None
+    assert (b.role, b.bootstrap, admins.role) == ("prefill", "http://b:1", "prefill")

@@ -1,0 +1,298 @@
+"""Split requests in the front, before engines that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.unit.router.pd_engines import DETAILS, WAIT_S, House, house
+
+CHAT = "/v1/chat/completions"
+TEXT = "a prompt that is too long to be computed by the decoding engine " * 4
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 9}
+
+
+async def _ask(at: House, path: str = CHAT, **more: Any) -> tuple[int, dict[str, Any]]:
+    body = {**(LONG if path == CHAT else {"prompt": TEXT}), **more}
+    async with (
+        aiohttp.ClientSession() as http,
+        asyncio.timeout(WAIT_S),
+        http.post(at.url + path, json=body) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def _stream(at: House, path: str = CHAT, **more: Any) -> list[dict[str, Any]]:
+    body = {**(LONG if path == CHAT else {"prompt": TEXT}), "stream": True, **more}
+    async with (
+        aiohttp.ClientSession() as http,
+        asyncio.timeout(WAIT_S),
+        http.post(at.url + path, json=body) as response,
+    ):
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        lines = (await response.text()).split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def test_both_halves_run_at_once_and_are_told_of_each_other() -> None:
+    async with house(1, 1) as at:
+        (p,), (d,) = at.ps, at.ds
+        p.go_on.clear()
+        d.go_on.clear()
+        asked = asyncio.create_task(_ask(at, stop=["x"], n=2, min_tokens=3, top_logprobs=2))
+        await asyncio.wait_for(p.begun.wait(), WAIT_S)
+        await asyncio.wait_for(d.begun.wait(), WAIT_S)
+        assert [each.in_flight for each in at.front.instances] == [1, 1]
+        p.go_on.set()
+        d.go_on.set()
+        status, answer = await asked
+        assert (status, answer["by"]) == (200, "d0")
+    (sent,), (decode,) = p.bodies, d.bodies
+    params = sent.pop("kv_transfer_params")
+    assert sent == {
+        "messages": LONG["messages"],
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "n": 1,
+        "stream": False,
+        "ignore_eos": True,
+    }
+    name = params.pop("transfer_id")
+    assert params == {"do_remote_decode": True, "do_remote_prefill": False}
+    assert decode.pop("kv_transfer_params") == {
+        "do_remote_decode": False,
+        "do_remote_prefill": True,
+        "transfer_id": name,
+    }
+    assert decode == {**LONG, "stop": ["x"], "n": 2, "min_tokens": 3, "top_logprobs": 2}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_cached_tokens_are_those_before_the_request(path: str) -> None:
+    async with house(1, 1) as at:
+        at.ps[0].cached, at.ds[0].cached = 48, 99
+        events = await _stream(at, path)
+        assert events[0] == {"by": "d0"}
+        assert events[1]["usage"][DETAILS] == {"cached_tokens": 48}
+        _, whole = await _ask(at, path)
+        assert whole["usage"] == {"prompt_tokens": 100, DETAILS: {"cached_tokens": 48}}
+        assert at.count("cached_tokens") == 96
+
+
+async def test_all_of_both_are_used_in_turn() -> None:
+    async with house(2, 2) as at:
+        for _ in range(8):
+            assert (await _ask(at))[0] == 200
+        assert [len(each.bodies) for each in at.ps + at.ds] == [4] * 4
+
+
+@pytest.mark.parametrize("policy", ["prefix", "session", "least_loaded", "round_robin"])
+async def test_every_policy_splits(policy: str) -> None:
+    async with house(2, 2, policy=policy) as at:
+        assert (await _ask(at))[0] == 200
+        assert at.count("pd_requests", path="split", reason="beside") == 1
+        assert sum(len(each.bodies) for each in at.ps) == 1
+
+
+@pytest.mark.parametrize("wrong", ["hang_up", "status"])
+async def test_another_engine_prefills_when_one_fails(wrong: str) -> None:
+    async with house(2, 1) as at:
+        (one, two), (d,) = at.ps, at.ds
+        d.go_on.clear()
+        setattr(one, wrong, 503)
+        asked = asyncio.create_task(_ask(at))
+        await asyncio.wait_for(two.begun.wait(), WAIT_S)
+        d.go_on.set()
+        assert (await asked)[0] == 200
+        names = [body["kv_transfer_params"]["transfer_id"] for body in d.bodies]
+        assert names[-1] == two.bodies[0]["kv_transfer_params"]["transfer_id"]
+        assert len({*names}) == len(names) == 2
+        assert at.count("pd_fallbacks", instance=one.url) == 1
+        # Being busy is no fault.
+        assert at.front.instances[0].circuit.failures == (wrong == "hang_up")
+
+
+async def test_the_decoding_engine_prefills_when_none_is_left() -> None:
+    async with house(2, 1) as at:
+        (d,) = at.ds
+        d.go_on.clear()
+        for each in at.ps:
+            each.hang_up = True
+        asked = asyncio.create_task(_ask(at))
+        async with asyncio.timeout(WAIT_S):
+            while len(d.bodies) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        d.go_on.set()
+        assert (await asked)[0] == 200
+        assert "kv_transfer_params" not in d.bodies[-1]
+        # Now it is known, and not tried again.
+        assert (await _ask(at))[0] == 200
+        assert "kv_transfer_params" not in d.bodies[-1]
+        assert at.count("pd_requests", path="bypassed", reason="no prefill engine") == 1
+
+
+async def test_a_prefill_that_is_refused_is_not_tried_elsewhere() -> None:
+    async with house(2, 1) as at:
+        at.ds[0].go_on.clear()
+        at.ps[0].status = 400
+        asked = asyncio.create_task(_ask(at))
+        async with asyncio.timeout(WAIT_S):
+            while len(at.ds[0].bodies) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        at.ds[0].go_on.set()
+        assert (await asked)[0] == 200
+        assert not at.ps[1].bodies
+        assert at.front.instances[0].circuit.failures == 0
+
+
+async def test_a_prefill_that_takes_too_long_is_given_up() -> None:
+    async with house(1, 1, prefill_timeout_s=0.05) as at:
+        at.ps[0].go_on.clear()
+        at.ds[0].go_on.clear()
+        asked = asyncio.create_task(_ask(at))
+        await asyncio.wait_for(at.ps[0].cancelled.wait(), WAIT_S)
+        at.ds[0].go_on.set()
+        assert (await asked)[0] == 200
+        assert at.count("pd_fallbacks", reason="silent") == 1
+
+
+async def test_a_prefilling_engine_that_is_found_dead_is_given_up() -> None:
+    async with house(1, 1) as at:
+        at.ps[0].go_on.clear()
+        at.ds[0].go_on.clear()
+        asked = asyncio.create_task(_ask(at))
+        await asyncio.wait_for(at.ds[0].begun.wait(), WAIT_S)
+        at.front.instances[0].healthy = False
+        await asyncio.wait_for(at.ps[0].cancelled.wait(), WAIT_S)
+        at.ds[0].go_on.set()
+        assert (await asked)[0] == 200
+        assert at.count("pd_fallbacks", reason="unhealthy") == 1
+
+
+async def test_another_engine_decodes_when_one_fails() -> None:
+    async with house(1, 2) as at:
+        at.ds[0].hang_up = True
+        status, answer = await _ask(at)
+        assert (status, answer["by"]) == (200, "d1")
+        first, second = (each.bodies[0]["kv_transfer_params"] for each in at.ds)
+        assert first["transfer_id"] != second["transfer_id"]
+
+
+async def test_one_of_each_may_fail_for_one_request() -> None:
+    async with house(2, 2) as at:
+        at.ps[0].hang_up = at.ds[0].hang_up = True
+        status, answer = await _ask(at)
+        assert (status, answer["by"]) == (200, "d1")
+
+
+async def test_a_request_that_kills_does_not_go_through_all() -> None:
+    async with house(3, 3) as at:
+        for each in at.ps + at.ds:
+            each.hang_up = True
+        assert (await _ask(at))[0] == 502
+        assert sum(bool(each.bodies) for each in at.ps) <= 2
+        assert sum(bool(each.bodies) for each in at.ds) <= 2
+
+
+async def test_a_client_that_leaves_ends_both() -> None:
+    async with house(1, 1) as at:
+        (p,), (d,) = at.ps, at.ds
+        p.go_on.clear()
+        d.go_on.clear()
+        asked = asyncio.create_task(_ask(at))
+        await asyncio.wait_for(p.begun.wait(), WAIT_S)
+        await asyncio.wait_for(d.begun.wait(), WAIT_S)
+        asked.cancel()
+        await asyncio.wait_for(p.cancelled.wait(), WAIT_S)
+        await asyncio.wait_for(d.cancelled.wait(), WAIT_S)
+        assert at.count("pd_cancelled") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, "short"),
+        (CHAT, {**LONG, "prompt_logprobs": 1}, "prompt logprobs"),
+        (CHAT, {**LONG, "messages": TEXT}, "prompts"),
+        ("/v1/completions", {"prompt": [TEXT, TEXT]}, "prompts"),
+        ("/v1/completions", {"prompt": TEXT, "echo": True, "logprobs": 1}, "prompt logprobs"),
+        ("/v1/embeddings", {"input": TEXT * 9}, "path"),
+    ],
+)
+async def test_what_cannot_be_split_goes_to_the_decoding_engine(
+    path: str, body: dict[str, Any], reason: str
+) -> None:
+    async with house(1, 1) as at:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(at.url + path, json={**body, "kv_transfer_params": {"x": 1}}) as response,
+        ):
+            assert response.status == 200
+        assert at.ds[0].bodies == [body]
+        assert not at.ps[0].bodies
+        assert at.count("pd_requests", path="bypassed", reason=reason) == 1
+
+
+async def test_mooncakes_bootstrap_names_the_engine() -> None:
+    async with house(1, 1, bootstrap=True, pd="auto") as at:
+        for rank in (0, 1):
+            assert (await _ask(at))[0] == 200
+            sent, told = at.ps[0].bodies[-1], at.ds[0].bodies[-1]["kv_transfer_params"]
+            assert told == {
+                "do_remote_decode": False,
+                "do_remote_prefill": True,
+                "transfer_id": sent["kv_transfer_params"]["transfer_id"],
+                "remote_bootstrap_addr": at.ps[0].url,
+                "remote_engine_id": f"p0-{rank}",
+            }
+            assert at.ps[0].headers[-1]["X-data-parallel-rank"] == str(rank)
+            assert "X-data-parallel-rank" not in at.ds[0].headers[-1]
+        # Several answers cannot be made of what is sent once.
+        assert (await _ask(at, n=2))[0] == 200
+        assert "kv_transfer_params" not in at.ds[0].bodies[-1]
+
+
+async def test_without_an_answer_of_the_bootstrap_the_decoding_engine_prefills() -> None:
+    async with house(1, 1, pd="mooncake") as at:
+        assert (await _ask(at))[0] == 200
+        assert not at.ps[0].bodies
+        assert "kv_transfer_params" not in at.ds[0].bodies[0]
+        assert at.count("pd_fallbacks", reason="no bootstrap") == 1
+
+
+@pytest.mark.parametrize("way", ["nixl", "auto"])
+async def test_nixls_parameters_come_from_the_prefill(way: str) -> None:
+    async with house(1, 1, pd=way) as at:
+        (p,), (d,) = at.ps, at.ds
+        p.params = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_host": "h"}
+        p.go_on.clear()
+        asked = asyncio.create_task(_ask(at))
+        await asyncio.wait_for(p.begun.wait(), WAIT_S)
+        assert not d.bodies
+        p.go_on.set()
+        assert (await asked)[0] == 200
+        assert d.bodies[0]["kv_transfer_params"] == p.params
+        assert at.count("pd_requests", path="split", reason="before") == 1
+        sent = p.bodies[0]["kv_transfer_params"]
+        assert sent["do_remote_decode"] is True
+        assert sent["remote_block_ids"] is None
+
+
+async def test_an_engine_without_block_ids_hands_over_through_the_pool() -> None:
+    async with house(1, 1, pd="auto") as at:
+        (p,), (d,) = at.ps, at.ds
+        assert (await _ask(at))[0] == 200
+        assert "kv_transfer_params" not in d.bodies[0]
+        p.go_on.clear()
+        asked = asyncio.create_task(_ask(at))
+        async with asyncio.timeout(WAIT_S):
+            while len(d.bodies) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        p.go_on.set()
+        assert (await asked)[0] == 200
+        assert d.bodies[1]["kv_transfer_params"]["do_remote_prefill"] is True
