@@ -201,7 +201,12 @@ class BlockPrompts:
             self._mismatches = 0
             return True
         self._mismatches += 1
-        if self._mismatches >= MISMATCHES_MAX and self._local is not None:
+        if self._mismatches >= MISMATCHES_MAX and self._local is not None and self._local.quick:
+            # First the suspicion falls on what stands in for the model's own tokenizer.
+            log.warning("engines count other tokens: texts are encoded by %s", self._local.folder)
+            self._local.quick, self._chains = None, Chains(self._local.marks)
+            self._mismatches = 0
+        elif self._mismatches >= MISMATCHES_MAX and self._local is not None:
             self._why = f"{self._local.folder} counts other tokens than the engines"
             self._local, self._wanted = None, INSTANCE
             self._mismatches = 0

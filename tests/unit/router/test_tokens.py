@@ -198,6 +198,13 @@ async def test_a_tokenizer_that_disagrees_is_left(folder: Path) -> None:
     prompt = await prompts.prompt(CHAT, _chat("s", "hello"))
     assert prompt is not None
     right = int(prompt.tokens)
+    for _ in range(3):
+        assert prompts._local is not None
+        assert prompts._local.quick is not None
+        prompts.counted(prompt, right + 1)
+    # The model's own tokenizer gets another chance without its stand-in.
+    assert prompts._local is not None
+    assert prompts._local.quick is None
     for count in (right + 1, right + 1, right, right + 1, right + 1):
         assert prompts.counted(prompt, count) is (count == right)
     assert prompts.kind == "local"
