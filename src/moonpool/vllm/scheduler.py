@@ -157,6 +157,9 @@ class SchedulerSide:
             return
         in_flight = getattr(request, "num_in_flight_tokens", 0)
         computed = min(request.num_computed_tokens - in_flight, request.num_tokens - 1)
+        # Nor if another connector was to fill them: no step has run that would show it did.
+        if tracker.vouched is not None:
+            computed = min(computed, tracker.vouched)
         if computed >= self._block_size:
             self._learn(tracker)
             self._add(self._saves.plan(tracker, computed, block_ids, self.namespace, end=True))

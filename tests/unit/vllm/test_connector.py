@@ -337,9 +337,14 @@ def test_the_plugin_is_an_entry_point() -> None:
 
 
 def test_the_layout_asked_for(connector: ModuleType) -> None:
-    ask = connector.MoonpoolConnector.get_required_kvcache_layout
-    assert ask(Bag(device_config=Bag(device_type="cpu"))) is None
-    assert ask(Bag(device_config=Bag(device_type="cuda"))) == "BLHNC"
+    def ask(device: str, **extra: Any) -> Any:
+        transfer = Bag(kv_connector_extra_config=extra)
+        config = Bag(device_config=Bag(device_type=device), kv_transfer_config=transfer)
+        return connector.MoonpoolConnector.get_required_kvcache_layout(config)
+
+    assert ask("cpu") is None
+    assert ask("cuda") == "BLHNC"
+    assert ask("cuda", pack_blocks=False) is None
 
 
 @pytest.mark.parametrize(
@@ -454,6 +459,7 @@ def test_saves_begin_in_steps_without_a_forward_pass_too(make: Make, pool: FakeP
     req = tokens_of("a")
     both.scheduler.on_new_request(req)
     both.scheduler.get_num_new_matched_tokens(req, 0)
+    both.scheduler._scheduler.plan_saves({"a": 0}, None)
     for at in range(5):
         both.write(1 + at, req.block_hashes[at])
     req.num_computed_tokens = 20

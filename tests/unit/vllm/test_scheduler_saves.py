@@ -220,6 +220,7 @@ def test_what_does_not_fit_at_the_end_is_dropped_and_counted() -> None:
     assert made.side.tally.take()["save_blocks_dropped"] == 4
     made.done(job)
     third = arrive(made, 41, "t", 200)
+    made.side.plan_saves({"t": 0}, _state(third))
     third.num_computed_tokens = 40
     made.side.finished(third, TABLE)
     assert len(made.side.take_saves()) == 1
