@@ -14,6 +14,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from moonpool.errors import ConfigError
+from moonpool.router.instance import BOTH, DECODE, PREFILL
 
 START_TIMEOUT_S = 240.0
 BLOCK_TOKENS = 32
@@ -26,6 +27,7 @@ KV_TRANSFER_CONFIG = {
     # Everything shares a few cores here, so an answer may take longer than on a real server.
     "kv_connector_extra_config": {"lookup_wait_ms": 200},
 }
+KV_ROLES = {BOTH: "kv_both", PREFILL: "kv_producer", DECODE: "kv_consumer"}
 # One thread a replica, no hub, no telemetry. Without TORCHDYNAMO_DISABLE the first request that
 # asks for logprobs waits 20 s for a compiler.
 ENVIRONMENT = {
@@ -93,8 +95,11 @@ def require_vllm() -> None:
         )
 
 
-def command(options: EngineOptions, port: int, *, pool: bool) -> list[str]:
-    """Return the command line of one replica; with and without the pool it differs in one flag."""
+def command(options: EngineOptions, port: int, *, pool: bool, role: str = BOTH) -> list[str]:
+    """Return the command line of one replica; with and without the pool it differs in one flag.
+
+    role: one of the router's ROLES.
+    """
     arguments = [
         *("--model", str(options.model)),
         *("--served-model-name", options.served_name),
@@ -112,7 +117,8 @@ def command(options: EngineOptions, port: int, *, pool: bool) -> list[str]:
         "--enforce-eager",
     ]
     if pool:
-        arguments += ["--kv-transfer-config", json.dumps(KV_TRANSFER_CONFIG)]
+        config = {**KV_TRANSFER_CONFIG, "kv_role": KV_ROLES[role]}
+        arguments += ["--kv-transfer-config", json.dumps(config)]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
 
 

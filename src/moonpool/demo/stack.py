@@ -18,6 +18,8 @@ from moonpool.demo import engine, place
 from moonpool.demo.engine import EngineOptions
 from moonpool.demo.process import Child, Supervisor, until_ready
 from moonpool.router.front import Front
+from moonpool.router.instance import BOTH, DECODE, PREFILL
+from moonpool.router.members import Named
 from moonpool.router.service import serving
 
 SERVICE_START_TIMEOUT_S = 30.0
@@ -38,18 +40,20 @@ class Stack:
     ``front`` answers from the beginning, and with 503 while no replica is up.
     """
 
-    def __init__(self, run_dir: Path, supervisor: Supervisor, http: aiohttp.ClientSession) -> None:
-        self.front = Front()
+    def __init__(
+        self, run_dir: Path, supervisor: Supervisor, http: aiohttp.ClientSession, front: Front
+    ) -> None:
+        self.front = front
         self.http = http
         self._run_dir = run_dir
         self._supervisor = supervisor
-        self._urls: list[str] = []
+        self._members: list[Named] = []
         self._replicas: list[Child] = []
 
     @property
     def replica_urls(self) -> list[str]:
         """The base URLs of the replicas that are up."""
-        return list(self._urls)
+        return [each.url for each in self._members]
 
     @property
     def logs(self) -> Path:
@@ -87,28 +91,42 @@ class Stack:
         said: dict[str, Any] = json.loads(ready_file.read_text())
         return said
 
-    async def start_replicas(self, options: EngineOptions, count: int, pool: Pool | None) -> None:
-        """Start replicas side by side and send the front's requests to them once all serve."""
+    async def start_replicas(
+        self, options: EngineOptions, count: int, pool: Pool | None, prefill: int = 0
+    ) -> None:
+        """Start replicas side by side and send the front's requests to them once all serve.
+
+        prefill: so many of them prefill for the others; 0: each does both.
+        """
         ports = place.free_ports(count)
-        children = [self._start_replica(options, port, pool) for port in ports]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        rest = DECODE if prefill else BOTH
+        roles = [PREFILL] * prefill + [rest] * (count - prefill)
+        children = [
+            self._start_replica(options, port, pool, role)
+            for port, role in zip(ports, roles, strict=True)
+        ]
+        members = [
+            Named(f"http://127.0.0.1:{port}", role) for port, role in zip(ports, roles, strict=True)
+        ]
         self._replicas = children
         try:
             async with asyncio.TaskGroup() as group:
-                for child, url in zip(children, urls, strict=True):
-                    group.create_task(self._until_serving(child, url))
+                for child, each in zip(children, members, strict=True):
+                    group.create_task(self._until_serving(child, each.url))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        self._urls = urls
-        self.front.replace_instances(urls)
+        self._members = members
+        self.front.replace_instances(members)
 
-    def _start_replica(self, options: EngineOptions, port: int, pool: Pool | None) -> Child:
+    def _start_replica(
+        self, options: EngineOptions, port: int, pool: Pool | None, role: str
+    ) -> Child:
         temporary = self._run_dir / f"tmp-{port}"
         temporary.mkdir()
-        kind = "pool" if pool else "alone"
+        kind = ("pool" if role == BOTH else role) if pool else "alone"
         return self._supervisor.start(
             f"vllm-{kind}-{port}",
-            engine.command(options, port, pool=pool is not None),
+            engine.command(options, port, pool=pool is not None, role=role),
             {
                 **engine.clean_environment(),
                 **engine.environment(temporary, pool.master if pool else None),
@@ -131,16 +149,16 @@ class Stack:
             raise dead[0].ended_badly()
         for child in dead:
             at = self._replicas.index(child)
-            del self._replicas[at], self._urls[at]
+            del self._replicas[at], self._members[at]
             self._supervisor.forget(child)
         if dead:
-            self.front.replace_instances(self._urls)
+            self.front.replace_instances(self._members)
         return dead
 
     async def stop_replicas(self) -> None:
         """End all replicas; the front answers 503 from now on."""
         self.front.replace_instances([])
-        self._urls = []
+        self._members = []
         await self._supervisor.stop_together(self._replicas)
         self._replicas = []
 
@@ -150,9 +168,14 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def stack_on(sock: socket.socket, run_dir: Path) -> AsyncIterator[Stack]:
-    """Give a stack whose front serves on ``sock``; end everything of it afterwards."""
+async def stack_on(
+    sock: socket.socket, run_dir: Path, front: Front | None = None
+) -> AsyncIterator[Stack]:
+    """Give a stack whose front serves on ``sock``; end everything of it afterwards.
+
+    front: how requests are sent; without one, to each replica in turn.
+    """
     async with aiohttp.ClientSession() as http, Supervisor(run_dir) as supervisor:
-        stack = Stack(run_dir, supervisor, http)
+        stack = Stack(run_dir, supervisor, http, front or Front())
         async with serving(stack.front, sock):
             yield stack

@@ -8,15 +8,19 @@ from pathlib import Path
 
 from rich.console import Console
 
+from moonpool.config import RouterConfig
 from moonpool.demo import engine, place
 from moonpool.demo.engine import EngineOptions
 from moonpool.demo.model import Shape, build_model
 from moonpool.demo.stack import Stack, stack_on
 from moonpool.demo.up_config import UpConfig
+from moonpool.router.build import front_of
+from moonpool.router.front import Front
 from moonpool.router.service import listen
 
 WATCH_S = 1.0
 MODEL_NAME = "moonpool-demo"
+BYPASS_TOKENS, DEMO_BYPASS_TOKENS = 2048, 256
 
 
 async def run_up(config: UpConfig, console: Console) -> None:
@@ -35,7 +39,7 @@ async def run_up(config: UpConfig, console: Console) -> None:
         def say(text: str) -> None:
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-        async with stack_on(sock, run_dir) as stack:
+        async with stack_on(sock, run_dir, _front(config)) as stack:
             await _start(stack, config, segments, say)
             say(_ready_text(config, url))
             while True:
@@ -59,9 +63,21 @@ async def _start(
 
     say("starting master and node")
     pool = await stack.start_pool(config.pool_size, segments)
-    say(f"starting {config.replicas} vLLM replicas (logs: {stack.logs})")
-    await stack.start_replicas(options, config.replicas, pool)
+    count, about = config.replicas, f"{config.replicas} vLLM replicas"
+    if config.prefill:
+        count = config.prefill + config.decode
+        about = f"{config.prefill} vLLM processes that prefill and {config.decode} that decode"
+    say(f"starting {about} (logs: {stack.logs})")
+    await stack.start_replicas(options, count, pool, config.prefill)
     say(f"pool: MOONPOOL_MASTER={pool.master}  {pool.http_url}/metrics")
+
+
+def _front(config: UpConfig) -> Front | None:
+    if not config.prefill:
+        return None
+    # With the demonstration's model a prompt of a few blocks is a long one.
+    bound = BYPASS_TOKENS if config.model else DEMO_BYPASS_TOKENS
+    return front_of(RouterConfig(pd="pool", bypass_tokens=bound))
 
 
 def _model(config: UpConfig) -> Path:

@@ -26,6 +26,10 @@ class UpConfig(RoleConfig):
     host: str = _key("127.0.0.1", v.text, "address of the API")
     port: int = _key(ROUTER_PORT, v.port, "port of the API; 0 lets the system choose")
     replicas: int = _key(2, v.number(1, 64), "how many vLLM processes")
+    prefill: int = _key(
+        0, v.number(0, 64), "instead of replicas: how many processes that prefill for others"
+    )
+    decode: int = _key(0, v.number(0, 64), "and how many that decode what those prefill")
     model: str = _key("", v.text, "a model's directory; empty: a small random one, made here")
     pool_size: int = _key(1 << 30, v.size, "memory given to the pool")
     engine_kv_size: int = _key(512 << 20, v.size, "memory for KV of each replica")
@@ -33,6 +37,9 @@ class UpConfig(RoleConfig):
     sequences: int = _key(8, v.number(1, 1024), "requests that a replica answers at a time")
 
     def checked(self) -> None:
-        """Raise ConfigError for a model that is not there."""
+        """Raise ConfigError for a model that is not there, and for half a split."""
+        if bool(self.prefill) != bool(self.decode):
+            given, other = ("prefill", "decode") if self.prefill else ("decode", "prefill")
+            raise ConfigError(f"{given}: needs {other} as well; allowed: 1 to 64 of both, or none")
         if self.model and not (Path(self.model) / "config.json").is_file():
             raise ConfigError(f"model: {self.model} has no config.json; allowed: a model directory")
