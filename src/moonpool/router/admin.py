@@ -108,7 +108,7 @@ class Admin:
         return found
 
     def _describe(self, each: Instance, now: float) -> dict[str, Any]:
-        base, prefill, load, _ = each.model.weights
+        base, prefill, load = each.model.weights[:3]
         return {
             "url": each.url,
             "role": each.role,
