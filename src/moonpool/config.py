@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from moonpool import config_ha, config_values as v
+from moonpool import config_ha
+from moonpool import config_values as v
 from moonpool.config_sources import read_file, shared_master
 from moonpool.config_values import Check
 from moonpool.errors import ConfigError

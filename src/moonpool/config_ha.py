@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
 
 from moonpool.config_values import Check, parse_address
+from moonpool.errors import ConfigError
 
 MASTER_PORT = 50_051
 ETCD_PORT = 2379
 MASTERS_MAX = 16
 POOL = "default"
+LEASE_S_MIN = 0.5
+LEASE_S_MAX = 60.0
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _STORE = re.compile(r"(etcd|kubernetes)://([^/\s]+)(?:/([^/\s]*))?")
 
@@ -82,6 +86,14 @@ def _masters(value: object) -> str:
     return ",".join(address_text(*each) for each in parse_masters(value))
 
 
+def _lease_s(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError("not a number")
+    if not LEASE_S_MIN <= float(value) <= LEASE_S_MAX:
+        raise ValueError("out of range")
+    return float(value)
+
+
 def _store(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("not text")
@@ -90,3 +102,19 @@ def _store(value: object) -> str:
 
 masters = Check(_masters, f"host:port, several of them with commas, {ALLOWED}")
 store = Check(_store, ALLOWED)
+lease_s = Check(_lease_s, f"{LEASE_S_MIN} to {LEASE_S_MAX} seconds")
+
+
+def advertised(host: str, advertise: str, port: int) -> str:
+    """Return the host:port under which others reach who listens on host and port.
+
+    advertise: host[:port], empty for what is listened on. Raises ConfigError.
+    """
+    if not advertise:
+        return address_text(socket.gethostname() if host in ("0.0.0.0", "::", "") else host, port)
+    try:
+        return address_text(*parse_address(advertise, port))
+    except ValueError:
+        raise ConfigError(
+            f"advertise: {advertise!r} is not allowed; allowed: host[:port]"
+        ) from None

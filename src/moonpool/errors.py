@@ -121,6 +121,18 @@ class MasterUnreachableError(MoonpoolError):
     code = -900
 
 
+class NotLeaderError(MasterUnreachableError):
+    """This master does not lead. ``leader`` is the address of the one that does in ``epoch``, as
+    far as it knows; empty if it does not."""
+
+    code = -1010
+
+    def __init__(self, message: str, leader: str = "", epoch: int = 0) -> None:
+        super().__init__(message)
+        self.leader = leader
+        self.epoch = epoch
+
+
 class DeadlineError(MasterUnreachableError, TimeoutError):
     """No answer before the deadline."""
 
@@ -150,6 +162,7 @@ _BY_CODE: dict[int, type[MoonpoolError]] = {
         TransferError,
         ChecksumError,
         MasterUnreachableError,
+        NotLeaderError,
         DeadlineError,
     )
 }

@@ -68,7 +68,7 @@ def test_one_file_for_all_roles(tmp_path: Path, suffix: str) -> None:
         ({"put_timeout_s": 0}, ["put_timeout_s", "seconds"]),
         ({"watermark_low": 0.99}, ["watermark_low", "watermark_high", "allowed"]),
         ({"prot": 1}, ["prot", "did you mean port?", "http_port"]),
-        ({"zzz": 1}, ["zzz", "allowed: board_dir"]),
+        ({"zzz": 1}, ["zzz", "allowed: advertise, board_dir"]),
         ({"host": "a\nb"}, ["host", "text"]),
     ],
 )
@@ -123,7 +123,7 @@ def test_addresses(value: str, expected: tuple[str, int]) -> None:
     assert parse_address(value, 50051) == expected
 
 
-@pytest.mark.parametrize("value", ["", ":1", "h:0", "h:99999", "a:b:1", "etcd://h:1", "h:1/x"])
+@pytest.mark.parametrize("value", ["", ":1", "h:0", "h:99999", "a:b:1", "http://h:1", "h:1/x"])
 def test_bad_addresses_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"master: .*allowed: host:port"):
         load(NodeConfig, flags={"master": value}, env={})
@@ -183,7 +183,7 @@ def test_the_masters_address_for_engines(tmp_path: Path) -> None:
     assert load(ClientConfig, env=both).master == "m:2"
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"master_server_address": "etcd://h:1"}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"master_server_address": "http://h:1"}'])
 def test_a_bad_mooncake_file_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "mooncake.json"
     file.write_text(content)
@@ -208,3 +208,37 @@ def test_every_key_is_described(cls: type[RoleConfig]) -> None:
         assert key
         assert allowed
         assert about
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("h1", "h1:50051"),
+        ("h1:1, h2:2", "h1:1,h2:2"),
+        ("[::1]:7,h", "[::1]:7,h:50051"),
+        ("etcd://e1,e2:1", "etcd://e1:2379,e2:1"),
+        ("etcd://e1:2379/blue", "etcd://e1:2379/blue"),
+        ("kubernetes://ns/pool-a", "kubernetes://ns/pool-a"),
+    ],
+)
+def test_where_masters_may_be(given: str, found: str) -> None:
+    assert resolve_master(given, {}) == found
+    assert load(NodeConfig, flags={"master": given}, env={}).master == found
+
+
+@pytest.mark.parametrize(
+    "ha", ["h1:2379", "etcd://", "etcd://h/a/b", "etcd://h,h", "kubernetes://ns", "zk://h:1", "x"]
+)
+def test_bad_stores_of_elections_are_refused(ha: str) -> None:
+    with pytest.raises(ConfigError, match=r"ha: .* allowed: etcd://host:port"):
+        load(MasterConfig, flags={"ha": ha}, env={})
+
+
+def test_of_ha_and_master_the_stronger_source_counts() -> None:
+    env = {"MOONPOOL_HA": "etcd://e:1", "MOONPOOL_MASTER": "m:1"}
+    assert load(NodeConfig, env=env).ha == "etcd://e:1"
+    assert load(NodeConfig, flags={"master": "m:2"}, env=env).ha == ""
+    assert load(NodeConfig, flags={"ha": "etcd://f:1"}, env=env).ha == "etcd://f:1"
+    assert load(MasterConfig, env=env).ha == "etcd://e:1"
+    assert resolve_master(None, env) == "etcd://e:1"
+    assert resolve_master("m:3", env) == "m:3"

@@ -11,10 +11,13 @@ import os
 import random
 import threading
 import time
+import weakref
 from typing import Protocol
 
 from moonpool.client.board import Board, board_of
 from moonpool.client.connection import Connection, LostAnswerError
+from moonpool.client.following import Watch
+from moonpool.config_ha import address_text
 from moonpool.core.messages import (
     Exists,
     Failed,
@@ -38,11 +41,14 @@ from moonpool.errors import (
     ProtocolError,
     error_for,
 )
+from moonpool.ha.seeker import Seeker
 from moonpool.protocol.versions import PROTOCOL_MAX, PROTOCOL_MIN
 
 CONNECT_TIMEOUT_S = 1.0
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
+FOLLOW_RETRY_MAX_S = 0.2
+"""The same where another master may lead any moment."""
 TRUSTED_IDLE_S = 0.05
 """A connection that was idle for longer is looked at before it is used."""
 
@@ -62,6 +68,16 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _epoch_of(connection: Connection) -> int:
+    return connection.epoch
+
+
+def _deposed(connection: Connection) -> LostAnswerError:
+    """Return why the answer on a connection does not count."""
+    connection.close()
+    return LostAnswerError(f"a master of epoch {connection.epoch} answered, which leads no more")
 
 
 class Channel(Protocol):
@@ -102,7 +118,7 @@ class SocketChannel:
 
     def __init__(
         self,
-        address: tuple[str, int],
+        address: tuple[str, int] | Seeker,
         peer: str,
         *,
         role: str = "client",
@@ -114,9 +130,11 @@ class SocketChannel:
         self.peer = peer
         self.timeout_s = timeout_s
         self.version = 0
-        self._address = address
+        self._seeker = address if isinstance(address, Seeker) else Seeker(address_text(*address))
+        self._watch = Watch(self.dedicated, self._leader_lost)
+        self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._hello = Hello(PROTOCOL_MIN, PROTOCOL_MAX, role, peer, token)
-        self._retry_max_s = retry_max_s
+        self._retry_max_s = FOLLOW_RETRY_MAX_S if self._seeker.follows else retry_max_s
         self._forks = _forks
         self._idle: list[Connection] = []
         self._free = threading.Condition()
@@ -153,6 +171,8 @@ class SocketChannel:
         connection = self._take(limit)
         try:
             reply = connection.call(request, limit)
+            if connection.epoch < self._seeker.epoch:
+                raise _deposed(connection)
         except BaseException as error:
             self._lost(error, limit)
             if type(request) not in REPEATABLE or type(error) is not LostAnswerError:
@@ -200,6 +220,7 @@ class SocketChannel:
     def close(self) -> None:
         """Give up all connections; calls fail from now on."""
         self._closed.set()
+        self._watch.stop()
         self._board = None
         with self._free:
             self._down = MasterUnreachableError("the store is closed")
@@ -226,7 +247,8 @@ class SocketChannel:
             connection = self._idle.pop()
         except IndexError:
             connection = self._take_slowly(time.monotonic() + limit)
-        if time.monotonic() - connection.idle_since < TRUSTED_IDLE_S or connection.alive():
+        trusted = time.monotonic() - connection.idle_since < TRUSTED_IDLE_S or connection.alive()
+        if trusted and connection.epoch >= self._seeker.epoch:
             return connection
         connection.close()
         self._lost(ConnectionResetError(), limit)
@@ -273,7 +295,15 @@ class SocketChannel:
 
     def _dial(self, timeout_s: float) -> Connection:
         """Connect to the master, by its Unix socket if that leads to the same one."""
-        connection = Connection(self._address, self._hello, timeout_s)
+        seeker = self._seeker
+        connection = seeker.reach(
+            lambda where: Connection(where, self._hello, seeker.patience_s(where, timeout_s)),
+            _epoch_of,
+            timeout_s,
+        )
+        if seeker.follows:
+            self._watch.start()
+            self._all.add(connection)
         self.version = connection.welcome.version
         self._see_board(connection)
         offer, board = connection.welcome, self._board
@@ -286,6 +316,8 @@ class SocketChannel:
         if (near.epoch, near.welcome.board_cookie) != (connection.epoch, board.cookie):
             near, connection = connection, near
         connection.close()
+        if seeker.follows:
+            self._all.add(near)
         return near
 
     def _see_board(self, connection: Connection) -> None:
@@ -342,7 +374,14 @@ class SocketChannel:
             self._down = error
             self._drop_idle()
             self._free.notify_all()
+        self._seeker.lost()
         threading.Thread(target=self._look, name="moonpool-look", daemon=True).start()
+
+    def _leader_lost(self, error: MoonpoolError) -> None:
+        """The leader does not answer: end what waits for it, and look for the next one."""
+        self._mark_down(error)
+        for connection in list(self._all):
+            connection.interrupt()
 
     def _look(self) -> None:
         """Try to reach the master until it answers."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import time
 
 from moonpool.core.messages import Failed, Hello, Push, Reply, Request, Welcome
-from moonpool.errors import DeadlineError, MasterUnreachableError, ProtocolError, error_for
+from moonpool.errors import (
+    DeadlineError,
+    MasterUnreachableError,
+    NotLeaderError,
+    ProtocolError,
+    error_for,
+)
 from moonpool.protocol.codec import PUSH_ID, REQUEST_ID_MAX, decode_reply, encode
 from moonpool.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES
 
@@ -34,7 +41,8 @@ class Connection:
     def __init__(self, address: tuple[str, int] | str, hello: Hello, timeout_s: float) -> None:
         """Connect and greet. ``address``: host and port, or the name of an abstract Unix socket.
 
-        Raises MasterUnreachableError, DeadlineError, VersionMismatchError, IllegalClientError.
+        Raises MasterUnreachableError, NotLeaderError, DeadlineError, VersionMismatchError,
+        IllegalClientError.
         """
         self.idle_since = 0.0
         near = isinstance(address, str)
@@ -48,6 +56,8 @@ class Connection:
         if not isinstance(reply, Welcome):
             self.close()
             if isinstance(reply, Failed):
+                if reply.code == NotLeaderError.code:
+                    raise NotLeaderError(reply.text, reply.leader, reply.epoch)
                 raise error_for(reply.code, reply.text)
             raise ProtocolError(f"{self._address} answered Hello with {type(reply).__name__}")
         self.welcome = reply
@@ -103,6 +113,11 @@ class Connection:
         except OSError:
             return False
         return False
+
+    def interrupt(self) -> None:
+        """End the connection from another thread; who waits on it is told at once."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket."""

@@ -35,6 +35,7 @@ from moonpool.errors import (
     ValueTooLargeError,
     error_for,
 )
+from moonpool.ha.seeker import Seeker
 from moonpool.transport.base import Copier, Pieces
 from moonpool.transport.copy import HOST
 from moonpool.transport.segment import Segment
@@ -92,13 +93,15 @@ class Store(Handing):
         copier: Copier | None = None,
         engines: config.ClientConfig | None = None,
     ) -> Self:
-        """Return the pool of the master at ``address`` (host:port).
+        """Return the pool of the master at ``address`` (host:port), or of the leader among
+        several: ``host:port,host:port...`` or ``etcd://...`` (reliability.md).
 
-        address: None takes MOONPOOL_MASTER, else the file that MOONCAKE_CONFIG_PATH names, else
-        127.0.0.1:50051. name: shown to people. transports: ways to segments, the best first.
-        timeout_s: deadline of a request to the master. put_timeout_s: how long a put waits for
-        space. lease_s: how long a read may take before its bytes are void. token: the master's;
-        None takes MOONPOOL_TOKEN. connections: to the master, at most. wait: with False return
+        address: None takes MOONPOOL_HA, else MOONPOOL_MASTER, else the file that
+        MOONCAKE_CONFIG_PATH names, else 127.0.0.1:50051. name: shown to people. transports: ways
+        to segments, the best first. timeout_s: deadline of a request to the master. put_timeout_s:
+        how long a put waits for space. lease_s: how long a read may take before its bytes are
+        void. token: the master's; None takes MOONPOOL_TOKEN. connections: to the master, at most.
+        wait: with False return
         also if the master is away; calls fail fast until it is there. copier: reaches the memory
         of zero-copy calls if it is not the processor's, such as a GPU's. engines: how nixl and
         mooncake are to work (the keys nixl_..., mooncake_..., staging); None takes them from the
@@ -117,7 +120,7 @@ class Store(Handing):
         peer = new_peer(name)
         said = os.environ.get("MOONPOOL_TOKEN", "") if token is None else token
         channel = SocketChannel(
-            config_values.parse_address(settings.master),
+            Seeker(settings.master),
             peer,
             token=said,
             timeout_s=settings.timeout_s,

@@ -53,10 +53,15 @@ class Welcome(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The answer to a request that could not be served as a whole."""
+    """The answer to a request that could not be served as a whole.
+
+    A master that does not lead says -1010, and whom it takes for the ``leader`` in which ``epoch``.
+    """
 
     code: int
     text: str
+    leader: str = ""
+    epoch: int = 0
 
 
 class Done(Message, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import itertools
 import json
@@ -12,28 +11,32 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
 from moonpool.config import MasterConfig, default_segment_dir
+from moonpool.config_ha import advertised, parse_store
 from moonpool.config_values import is_loopback
 from moonpool.core.marks import Marks
 from moonpool.core.master import MasterConfig as Settings
 from moonpool.core.master import MasterState
-from moonpool.errors import ConfigError
+from moonpool.ha.backends import backend_for
+from moonpool.ha.campaign import Campaign
+from moonpool.ha.election import Election
 from moonpool.master.board import Board
-from moonpool.master.http import HttpSession, pages_of
+from moonpool.master.http import pages_of
+from moonpool.master.listen import listen, serving_http, serving_rpc
 from moonpool.master.service import Service
 from moonpool.master.session import Session
+from moonpool.master.terms import Lead, Term
+from moonpool.master.terms_pages import pages_of_lead
 
 TICK_S = 0.1
 COLLECT_TICKS = 50
-BACKLOG = 1024
 CLOCK_SLACK_S = 0.01
 
 log = logging.getLogger("moonpool.master")
@@ -41,9 +44,9 @@ log = logging.getLogger("moonpool.master")
 
 @dataclass(frozen=True)
 class Running:
-    """A master that serves."""
+    """A master that serves, or stands by (``epoch`` 0)."""
 
-    service: Service
+    epoch: int
     port: int
     http_port: int
 
@@ -59,7 +62,8 @@ async def _serve_until_signal(config: MasterConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with serving(config) as running:
+    how = serving_in_turn if config.ha else serving
+    async with how(config) as running:
         # The index is long-lived and has no cycles to speak of: do not scan it again and again.
         gc.freeze()
         gc.set_threshold(10_000, 4, 1000)
@@ -74,18 +78,80 @@ async def _serve_until_signal(config: MasterConfig) -> None:
 @contextlib.asynccontextmanager
 async def serving(config: MasterConfig) -> AsyncIterator[Running]:
     """Serve in the running loop for as long as the context lasts."""
-    rpc = _listen("port", config.host, config.port)
+    rpc = listen("port", config.host, config.port)
     with contextlib.closing(rpc):
-        http = _listen("http_port", config.http_host or config.host, config.http_port)
+        http = listen("http_port", config.http_host or config.host, config.http_port)
         with contextlib.closing(http):
             epoch = await _new_epoch()
-            with contextlib.closing(
-                Board(config.board_dir or default_segment_dir(), epoch)
-            ) as board:
+            with contextlib.closing(_board(config, epoch)) as board:
                 state = _state(config, epoch, Marks(board.seed, board))
                 service = Service(state, epoch, token=config.token, board=board)
-                async with _http(service, http), _rpc(service, rpc), _ticking(service):
-                    yield Running(service, rpc.getsockname()[1], http.getsockname()[1])
+
+                def named(local: str) -> None:
+                    service.local = local
+
+                async with (
+                    serving_http(pages_of(service), http),
+                    serving_rpc(lambda: Session(service), rpc, named),
+                    _ticking(service.tick),
+                ):
+                    try:
+                        yield Running(epoch, rpc.getsockname()[1], http.getsockname()[1])
+                    finally:
+                        service.close()
+                        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def serving_in_turn(config: MasterConfig) -> AsyncIterator[Running]:
+    """Stand by, and serve while this master is the one that leads."""
+    rpc = listen("port", config.host, config.port)
+    with contextlib.closing(rpc):
+        http = listen("http_port", config.http_host or config.host, config.http_port)
+        with contextlib.closing(http):
+            address = advertised(config.host, config.advertise, rpc.getsockname()[1])
+            life = f"{address}/{secrets.token_hex(8)}"
+            lead = Lead(Election(life, address, config.ha_lease), _maker(config))
+            backend = backend_for(parse_store(config.ha))
+
+            def named(local: str) -> None:
+                lead.local = local
+
+            async with (
+                serving_http(pages_of_lead(lead), http),
+                serving_rpc(lambda: Session(lead.desk), rpc, named),
+                _campaigning(Campaign(lead.election, backend, lead.look), lead),
+                _ticking(lead.tick),
+            ):
+                log.info("stands by at %s; the election is held in %s", address, config.ha)
+                yield Running(0, rpc.getsockname()[1], http.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def _campaigning(campaign: Campaign, lead: Lead) -> AsyncIterator[None]:
+    """Take part in the election; at the end let another lead without waiting."""
+    task = asyncio.create_task(campaign.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        lead.close()
+        await campaign.resign()
+        await campaign.close()
+
+
+def _maker(config: MasterConfig) -> Callable[[Lead, int], Term]:
+    def make(lead: Lead, epoch: int) -> Term:
+        board = _board(config, epoch)
+        state = _state(config, epoch, Marks(board.seed, board))
+        return Term(lead, state, epoch, config.token, board)
+
+    return make
+
+
+def _board(config: MasterConfig, epoch: int) -> Board:
+    return Board(config.board_dir or default_segment_dir(), epoch)
 
 
 def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
@@ -108,73 +174,12 @@ async def _new_epoch() -> int:
     return epoch
 
 
-def _listen(key: str, host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(_why_not(key, host, port, error)) from None
-
-
-def _listen_locally() -> socket.socket | None:
-    """Return an abstract Unix socket, which costs a request half of what loopback TCP costs.
-
-    It is open to whoever can reach the loopback port, and gone with the process.
-    """
-    name = f"\0moonpool-{os.getpid()}-{secrets.token_hex(8)}"
-    try:
-        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        local.bind(name)
-        local.listen(BACKLOG)
-    except OSError as error:
-        log.info("no Unix socket for clients on this host: %s", error)
-        return None
-    return local
-
-
-def _why_not(key: str, host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"{key}: {port} on {host} is in use; allowed: a free port, or 0 for any"
-    if error.errno == errno.EACCES:
-        return f"{key}: {port} on {host} is not permitted; allowed: 1024 to 65535, or 0 for any"
-    return f"host: {host!r} cannot be listened on ({error.strerror}); allowed: an own address"
-
-
 @contextlib.asynccontextmanager
-async def _rpc(service: Service, sock: socket.socket) -> AsyncIterator[None]:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Session(service), sock=sock)
-    local = _listen_locally()
-    near = None
-    if local is not None:
-        near = await loop.create_unix_server(lambda: Session(service), sock=local)
-        service.local = local.getsockname()[1:].decode()
-    try:
-        yield
-    finally:
-        server.close()
-        if near is not None:
-            near.close()
-        service.close()
-        await asyncio.sleep(0)
-
-
-@contextlib.asynccontextmanager
-async def _http(service: Service, sock: socket.socket) -> AsyncIterator[None]:
-    pages = pages_of(service)
-    server = await asyncio.get_running_loop().create_server(lambda: HttpSession(pages), sock=sock)
-    try:
-        yield
-    finally:
-        server.close()
-
-
-@contextlib.asynccontextmanager
-async def _ticking(service: Service) -> AsyncIterator[None]:
+async def _ticking(turn: Callable[[], None]) -> AsyncIterator[None]:
     async def tick() -> None:
         for count in itertools.count():
             await asyncio.sleep(TICK_S)
-            service.tick()
+            turn()
             if count % COLLECT_TICKS == 0:
                 gc.collect(1)
 
@@ -193,7 +198,7 @@ def _report(config: MasterConfig, running: Running) -> None:
         config.host,
         running.port,
         running.http_port,
-        running.service.epoch,
+        running.epoch,
     )
     if not config.token and not is_loopback(config.host):
         log.warning(

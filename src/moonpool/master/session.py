@@ -153,6 +153,14 @@ class Session(asyncio.Protocol):
             self._waiting_since = self._desk.now()
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close at once; what waits is not sent."""
+        self._closing = True
+        self._todo.clear()
+        self._out.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
     def stuck(self, now: float) -> bool:
         """Tell whether the peer has been waited for too long, and if so give it up."""
         if self._waiting_since is None or now - self._waiting_since < STUCK_S:

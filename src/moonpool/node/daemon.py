@@ -121,7 +121,7 @@ async def _session(
             _write_ready_file(Path(config.ready_file), server.port)
 
     session = MasterSession(
-        config.master, storage, writers, address, token=config.token, on_ready=ready
+        config.ha or config.master, storage, writers, address, token=config.token, on_ready=ready
     )
     tasks = [asyncio.create_task(session.run()), asyncio.create_task(_beating(storage))]
     try:

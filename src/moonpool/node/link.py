@@ -9,7 +9,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from moonpool.core.messages import Failed, Hello, Message, Push, Reply, Welcome
-from moonpool.errors import DeadlineError, MoonpoolError, ProtocolError, TransferError, error_for
+from moonpool.errors import (
+    DeadlineError,
+    MoonpoolError,
+    NotLeaderError,
+    ProtocolError,
+    TransferError,
+    error_for,
+)
 from moonpool.protocol.codec import PUSH_ID, REQUEST_ID_MAX, decode_reply, encode
 from moonpool.protocol.framing import FrameDecoder
 from moonpool.protocol.versions import PROTOCOL_MAX, PROTOCOL_MIN
@@ -39,20 +46,26 @@ class Link:
 
     @classmethod
     async def open(
-        cls, host: str, port: int, hello: Hello, on_push: Callable[[Push], None]
+        cls,
+        host: str,
+        port: int,
+        hello: Hello,
+        on_push: Callable[[Push], None],
+        connect_s: float = CONNECT_S,
+        greet_s: float = REQUEST_S,
     ) -> tuple[Link, Welcome]:
-        """Connect and greet. Raises MoonpoolError."""
+        """Connect and greet. Raises MoonpoolError, NotLeaderError."""
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(connect_s):
                 reader, writer = await asyncio.open_connection(host, port)
         except TimeoutError:
-            raise DeadlineError(f"no connection to {host}:{port} within {CONNECT_S} s") from None
+            raise DeadlineError(f"no connection to {host}:{port} within {connect_s} s") from None
         except OSError as error:
             raise TransferError(f"{host}:{port}: {error.strerror or error}") from None
         _keep_alive(writer.get_extra_info("socket"))
         link = cls(reader, writer, on_push)
         try:
-            return link, await link.request(hello, Welcome)
+            return link, await link.request(hello, Welcome, greet_s)
         except BaseException:
             await link.close()
             raise
@@ -77,10 +90,16 @@ class Link:
         finally:
             self._waiting.pop(number, None)
         if isinstance(reply, Failed):
+            if reply.code == NotLeaderError.code:
+                raise NotLeaderError(reply.text, reply.leader, reply.epoch)
             raise error_for(reply.code, reply.text)
         if not isinstance(reply, wanted):
             raise ProtocolError(f"{type(reply).__name__} answers {type(message).__name__}")
         return reply
+
+    def abort(self) -> None:
+        """End the connection at once; whoever waits for an answer is told."""
+        self._writer.transport.abort()
 
     async def close(self) -> None:
         """End the session."""

@@ -23,13 +23,14 @@ from moonpool.core.messages import (
     SegmentInfo,
     Segments,
     Unmount,
+    Welcome,
     WriterGone,
 )
-from moonpool.errors import MoonpoolError
-from moonpool.node.link import Link, hello
+from moonpool.errors import MasterUnreachableError, MoonpoolError, NotLeaderError
+from moonpool.ha.seeker import HOPS_MAX, Seeker
+from moonpool.node.link import CONNECT_S, REQUEST_S, Link, hello
 from moonpool.node.storage import Storage
 from moonpool.node.writers import Writers
-from moonpool.transport.pool import parse_address
 from moonpool.transport.scan import Scan
 from moonpool.transport.segment import Segment
 
@@ -39,6 +40,10 @@ ANNOUNCE_OBJECTS = 2000
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_MAX_S = 5.0
 PING_S = 5.0
+FOLLOW_PING_S = 0.5
+"""The same where another master may lead any moment; and:"""
+FOLLOW_SILENCE_S = 1.5
+FOLLOW_BACK_OFF_MAX_S = 0.3
 OLD_WRITERS_POLL_S = 0.5
 UNMOUNT_S = 2.0
 
@@ -59,8 +64,7 @@ class MasterSession:
         token: str = "",
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self._host, self._port = parse_address(master)
-        self._master = master
+        self._seeker = Seeker(master)
         self._storage = storage
         self._writers = writers
         self._address = address
@@ -85,25 +89,58 @@ class MasterSession:
                 await self._live()
             except MoonpoolError as error:
                 self._failures += 1
-                self._tell(f"no session with the master at {self._master}: {error}")
-            await asyncio.sleep(back_off_s(self._failures))
+                self._tell(f"no session with the master at {self._seeker}: {error}")
+            longest = FOLLOW_BACK_OFF_MAX_S if self._seeker.follows else BACK_OFF_MAX_S
+            await asyncio.sleep(min(longest, back_off_s(self._failures)))
 
     async def _live(self) -> None:
         """Have one session, from connecting to its end."""
-        link, welcome = await Link.open(self._host, self._port, self._hello, self._obey)
+        link, welcome = await self._open()
         old = self._writers.snapshot()
+        ping = asyncio.create_task(self._ping(link))
         try:
             await self._mount_all(link)
-            self._tell(f"mounted at the master at {self._master}, epoch {welcome.epoch}")
+            self._tell(f"mounted at the master at {self._seeker}, epoch {welcome.epoch}")
             self._failures = 0
             self._on_ready()
-            await self._serve(link, old)
+            await self._serve(link, old, ping)
         except asyncio.CancelledError:
             await self._take_back(link)
             raise
         finally:
+            self._seeker.lost()
             self._by_handle.clear()
+            ping.cancel()
+            await asyncio.gather(ping, return_exceptions=True)
             await link.close()
+
+    async def _open(self) -> tuple[Link, Welcome]:
+        """Have a session with the leader."""
+        seeker, error = self._seeker, MasterUnreachableError("no master was asked")
+        connect_s, greet_s = CONNECT_S, REQUEST_S
+        if seeker.follows:
+            connect_s = greet_s = FOLLOW_SILENCE_S
+        for _ in range(HOPS_MAX):
+            where = await asyncio.to_thread(seeker.next, FOLLOW_SILENCE_S)
+            try:
+                patience_s = seeker.patience_s(where, greet_s)
+                link, welcome = await Link.open(
+                    *where, self._hello, self._obey, min(connect_s, patience_s), patience_s
+                )
+            except NotLeaderError as elsewhere:
+                error = elsewhere
+                seeker.redirected(elsewhere)
+                continue
+            except MoonpoolError:
+                seeker.failed(where)
+                raise
+            try:
+                seeker.accepted(where, welcome.epoch)
+            except MoonpoolError:
+                await link.close()
+                raise
+            return link, welcome
+        raise error
 
     # --- mounting -----------------------------------------------------------------------------
 
@@ -134,10 +171,10 @@ class MasterSession:
 
     # --- afterwards ---------------------------------------------------------------------------
 
-    async def _serve(self, link: Link, old: frozenset[object]) -> None:
+    async def _serve(self, link: Link, old: frozenset[object], ping: asyncio.Task[None]) -> None:
         """Send what there is to say until the session ends; raise MoonpoolError if it breaks."""
         helpers = [
-            asyncio.create_task(self._ping(link)),
+            ping,
             asyncio.create_task(self._report_gone(link)),
             asyncio.create_task(self._report_old_writers(link, old)),
         ]
@@ -148,7 +185,7 @@ class MasterSession:
                 for task in done - {link.ended}:
                     task.result()
             self._tell(
-                f"the session with the master at {self._master} ended: {link.ended.result()}"
+                f"the session with the master at {self._seeker} ended: {link.ended.result()}"
             )
         finally:
             for task in helpers:
@@ -156,9 +193,17 @@ class MasterSession:
             await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _ping(self, link: Link) -> None:
-        while True:
-            await asyncio.sleep(PING_S)
-            await link.request(GetSegments(), Segments, 2 * PING_S)
+        """Ask for signs of life. A master that gives none ends the session, whatever waits."""
+        pause_s, silence_s = PING_S, 2 * PING_S
+        if self._seeker.follows:
+            pause_s, silence_s = FOLLOW_PING_S, FOLLOW_SILENCE_S
+        try:
+            while True:
+                await asyncio.sleep(pause_s)
+                await link.request(GetSegments(), Segments, silence_s)
+        except MoonpoolError:
+            link.abort()
+            raise
 
     async def _report_gone(self, link: Link) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         for number in range(candidates):
-            self._at(self.chance.uniform(0, 1), lambda number=number: self._step(number))
+            self._at(self.chance.uniform(0, 1), functools.partial(self._step, number))
 
     def run(self, until: float) -> None:
         """Go on to a time."""

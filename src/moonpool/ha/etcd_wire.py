@@ -1,0 +1,82 @@
+"""What is said to etcd's HTTP gateway (the v3 API as JSON), and what it answers.
+
+The key is never deleted: it carries the epoch. Its ``mod_revision`` is the record's version.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from moonpool.config_ha import ElectionStore, address_text
+from moonpool.errors import MoonpoolError
+from moonpool.ha.backend import BackendError, pack, unpack
+from moonpool.ha.election import Answer, Record, Seen, Written
+
+ANSWER_BYTES_MAX = 1 << 20
+RANGE = "/v3/kv/range"
+TXN = "/v3/kv/txn"
+
+
+def urls_of(store: ElectionStore) -> list[str]:
+    """Return the endpoints' base URLs."""
+    return [f"http://{address_text(*each)}" for each in store.endpoints]
+
+
+def ranged(store: ElectionStore) -> dict[str, Any]:
+    """Return the request for the record; linearizable, so that etcd asks a quorum."""
+    return {"key": _key(store)}
+
+
+def txn(store: ElectionStore, record: Record, version: str) -> dict[str, Any]:
+    """Return the transaction that replaces the record if it has this version."""
+    name = _key(store)
+    return {
+        "compare": [
+            {"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": version or "0"}
+        ],
+        "success": [{"request_put": {"key": name, "value": _text(pack(record))}}],
+        "failure": [{"request_range": {"key": name}}],
+    }
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """Return an answer's JSON; raise BackendError."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BackendError("etcd answered with no JSON object")
+    return found
+
+
+def parse_range(answer: dict[str, Any]) -> Seen:
+    """Return what a range of the one key found; raise BackendError."""
+    try:
+        if not answer.get("kvs"):
+            return Seen("", None)
+        (found,) = answer["kvs"]
+        return Seen(str(int(found["mod_revision"])), unpack(base64.b64decode(found["value"])))
+    except (MoonpoolError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BackendError(f"etcd answered a range oddly: {error}") from None
+
+
+def parse_txn(answer: dict[str, Any]) -> Answer:
+    """Return what a transaction did; raise BackendError."""
+    try:
+        if answer.get("succeeded") is True:
+            return Written(str(int(answer["header"]["revision"])))
+        found = answer["responses"][0]["response_range"]
+    except (LookupError, TypeError, ValueError) as error:
+        raise BackendError(f"etcd answered a transaction oddly: {error}") from None
+    return parse_range(found)
+
+
+def _key(store: ElectionStore) -> str:
+    return _text(f"/moonpool/{store.name}/leader")
+
+
+def _text(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,119 @@
+"""A real etcd for tests: Debian's ``etcd-server``, or whichever ``etcd`` is found."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, Self
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.integration.processes import eventually, freeze
+
+START_S = 30.0
+
+ETCD = shutil.which("etcd")
+
+needs_etcd = pytest.mark.skipif(
+    ETCD is None, reason="no etcd on this machine (Debian: apt-get install etcd-server)"
+)
+
+
+class Etcd:
+    """One etcd that keeps its data in a folder; started with ``with`` or ``start``."""
+
+    def __init__(self, folder: Path, name: str = "etcd", prefix: tuple[str, ...] = ()) -> None:
+        """prefix: a command that runs another one, such as ``ip netns exec NAME``."""
+        self.folder = folder / name
+        self.host = "127.0.0.1"
+        self.port, self._peer_port = _free_port(), _free_port()
+        self.log = folder / f"{name}.log"
+        self._prefix = prefix
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where its clients connect."""
+        return f"{self.host}:{self.port}"
+
+    def start(self) -> Self:
+        """Start it and wait until it serves."""
+        assert ETCD is not None
+        client, peer = f"http://{self.address}", f"http://{self.host}:{self._peer_port}"
+        options = {
+            "data-dir": self.folder,
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"default={peer}",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self._prefix, ETCD, *(f"--{key}={value}" for key, value in options.items())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
+                | {"ETCD_UNSUPPORTED_ARCH": "arm64"},
+            )
+        eventually("etcd serves", self._is_up, START_S)
+        return self
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of its HTTP gateway."""
+        request = Request(f"http://{self.address}{path}", json.dumps(body).encode())
+        with urlopen(request, timeout=5) as response:
+            found: dict[str, Any] = json.loads(response.read())
+        return found
+
+    def value(self, key: str) -> bytes | None:
+        """Return what a key holds."""
+        found = self.ask("/v3/kv/range", {"key": base64.b64encode(key.encode()).decode()})
+        return base64.b64decode(found["kvs"][0]["value"]) if found.get("kvs") else None
+
+    def freeze(self) -> None:
+        """Stop it until ``thaw``."""
+        assert self.process is not None
+        freeze(self.process.pid)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End it without any warning; its data stay."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+    def _is_up(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text(errors="replace")[-2000:]
+        try:
+            with urlopen(f"http://{self.address}/health", timeout=1) as response:
+                return bool(response.status == 200)
+        except (URLError, OSError):
+            return False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
