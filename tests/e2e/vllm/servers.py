@@ -78,9 +78,10 @@ class Server:
             *("--max-num-seqs", "8", "--max-num-batched-tokens", "256"),
             *("--kv-cache-memory-bytes", str(64 << 20), "--enforce-eager", "--seed", "0"),
             *("--enable-prompt-tokens-details", "--uvicorn-log-level", "warning"),
-            *("--kv-transfer-config", json.dumps(self._transfer)),
             *options,
         ]
+        if self._transfer:
+            command += ["--kv-transfer-config", json.dumps(self._transfer)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
