@@ -80,6 +80,11 @@ class Etcd:
         found = self.ask("/v3/kv/range", {"key": base64.b64encode(key.encode()).decode()})
         return base64.b64decode(found["kvs"][0]["value"]) if found.get("kvs") else None
 
+    def put(self, key: str, value: bytes) -> None:
+        """Write a key."""
+        pair = {"key": key.encode(), "value": value}
+        self.ask("/v3/kv/put", {k: base64.b64encode(v).decode() for k, v in pair.items()})
+
     def freeze(self) -> None:
         """Stop it until ``thaw``."""
         assert self.process is not None

@@ -131,7 +131,7 @@ class SocketChannel:
         self.timeout_s = timeout_s
         self.version = 0
         self._seeker = address if isinstance(address, Seeker) else Seeker(address_text(*address))
-        self._watch = Watch(self.dedicated, self._leader_lost)
+        self._watch = Watch(self.dedicated, self._mark_down)
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._hello = Hello(PROTOCOL_MIN, PROTOCOL_MAX, role, peer, token)
         self._retry_max_s = FOLLOW_RETRY_MAX_S if self._seeker.follows else retry_max_s
@@ -303,7 +303,7 @@ class SocketChannel:
         )
         if seeker.follows:
             self._watch.start()
-            self._all.add(connection)
+            self._remember(connection)
         self.version = connection.welcome.version
         self._see_board(connection)
         offer, board = connection.welcome, self._board
@@ -317,8 +317,12 @@ class SocketChannel:
             near, connection = connection, near
         connection.close()
         if seeker.follows:
-            self._all.add(near)
+            self._remember(near)
         return near
+
+    def _remember(self, connection: Connection) -> None:
+        with self._free:
+            self._all.add(connection)
 
     def _see_board(self, connection: Connection) -> None:
         offer, known = connection.welcome, self._board
@@ -374,14 +378,11 @@ class SocketChannel:
             self._down = error
             self._drop_idle()
             self._free.notify_all()
+            waiting = list(self._all)
         self._seeker.lost()
+        for connection in waiting:
+            connection.interrupt()  # what waits for a leader that was lost need not wait on
         threading.Thread(target=self._look, name="moonpool-look", daemon=True).start()
-
-    def _leader_lost(self, error: MoonpoolError) -> None:
-        """The leader does not answer: end what waits for it, and look for the next one."""
-        self._mark_down(error)
-        for connection in list(self._all):
-            connection.interrupt()
 
     def _look(self) -> None:
         """Try to reach the master until it answers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from moonpool.client.connection import Connection
 from moonpool.core.messages import Exists
@@ -18,8 +17,8 @@ SILENCE_S = 1.5
 class Watch:
     """Asks the leader for a sign of life, on a connection of its own.
 
-    connect: makes the connection, or raises MoonpoolError. on_lost: called with why when a leader
-    that was there does not answer any more.
+    connect: makes the connection, or raises MoonpoolError. on_lost: called with why when there is
+    none or no answer, again and again while it is so.
     """
 
     def __init__(
@@ -46,12 +45,9 @@ class Watch:
     def _run(self) -> None:
         connection: Connection | None = None
         while not self._stop.wait(PING_S):
-            if connection is None:
-                # Whoever needs the leader meanwhile notices by itself that it cannot be reached.
-                with suppress(MoonpoolError):
-                    connection = self._connect(SILENCE_S)
-                continue
             try:
+                if connection is None:
+                    connection = self._connect(SILENCE_S)
                 connection.call(Exists([]), SILENCE_S)
             except MoonpoolError as error:
                 connection = None
