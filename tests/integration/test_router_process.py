@@ -87,7 +87,7 @@ class Router:
 
 
 @asynccontextmanager
-async def _router(*arguments: str) -> AsyncIterator[Router]:
+async def router_process(*arguments: str) -> AsyncIterator[Router]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "moonpool.cli", "router", "--port", "0", *arguments),
         stderr=asyncio.subprocess.PIPE,
@@ -135,7 +135,7 @@ async def test_a_reload_loses_no_request(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(serving_app(each.app())) for each in (one, two)]
         config.write_text(json.dumps({"backends": urls[:1]}))
-        router = await stack.enter_async_context(_router("--config", str(config)))
+        router = await stack.enter_async_context(router_process("--config", str(config)))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         answer = await http.post(f"{router.url}/v1/completions", json={"stream": True})
         await asyncio.wait_for(one.begun.wait(), WAIT_S)
@@ -165,7 +165,7 @@ async def test_instances_join_from_a_file_and_by_hand(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(serving_app(each.app())) for each in (one, two)]
         flags = ("--discovery", f"file:{file}", "--policy", "round_robin", "--health-s", "0.1")
-        router = await stack.enter_async_context(_router(*flags))
+        router = await stack.enter_async_context(router_process(*flags))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         async with http.get(f"{router.url}/health") as response:
             assert response.status == 503

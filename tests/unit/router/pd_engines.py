@@ -22,8 +22,13 @@ WAIT_S = 10.0
 DETAILS = "prompt_tokens_details"
 
 
+TRANSFERS: dict[str, asyncio.Event] = {}
+"""Prompts that are handed over in this process, by name: set once they are computed."""
+
+
 class Engine:
-    """``params`` is what it says of its KV; ``cached`` what it counts as cached."""
+    """``params`` is what it says of its KV; ``cached`` what it counts as cached; ``waits``:
+    whether it waits for prompts that others compute for it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,16 +39,21 @@ class Engine:
         self.cached = 0
         self.status = 200
         self.hang_up = False
+        self.waits = True
         self.begun, self.go_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/query", self.query)
+        app.router.add_get("/health", self.health)
         app.router.add_post("/v1/completions", self.answer)
         app.router.add_post("/v1/chat/completions", self.answer)
         app.router.add_post("/v1/embeddings", self.answer)
         return app
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response()
 
     async def query(self, request: web.Request) -> web.Response:
         ranks = {str(n): {"engine_id": f"{self.name}-{n}", "worker_addr": {}} for n in range(2)}
@@ -56,6 +66,7 @@ class Engine:
         self.begun.set()
         try:
             await self.go_on.wait()
+            await self._handed_over(body.get("kv_transfer_params") or {})
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
@@ -64,6 +75,7 @@ class Engine:
             request.transport.abort()
         if self.status != 200:
             return web.json_response({"error": {"by": self.name}}, status=self.status)
+        self._hand_over(body.get("kv_transfer_params") or {})
         usage = {"prompt_tokens": 100, DETAILS: {"cached_tokens": self.cached}}
         if not body.get("stream"):
             return web.json_response(
@@ -79,6 +91,14 @@ class Engine:
                 await asyncio.sleep(0)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _handed_over(self, params: dict[str, Any]) -> None:
+        if self.waits and params.get("do_remote_prefill") and "transfer_id" in params:
+            await TRANSFERS.setdefault(params["transfer_id"], asyncio.Event()).wait()
+
+    def _hand_over(self, params: dict[str, Any]) -> None:
+        if params.get("do_remote_decode") and "transfer_id" in params:
+            TRANSFERS.setdefault(params["transfer_id"], asyncio.Event()).set()
 
 
 class House:
