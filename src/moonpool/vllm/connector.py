@@ -199,6 +199,9 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_guarded(lambda: None)
     def on_new_request(self, request: Any) -> None:
         """Begin the lookup."""
+        if not isinstance(getattr(request, "kv_transfer_params", None), dict | None):
+            # A client can get anything here; vLLM's own code takes it for a dictionary.
+            request.kv_transfer_params = None
         if self._scheduler is not None:
             self._scheduler.on_new_request(request)
 
@@ -226,8 +229,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is None:
             return StepMetadata()
         # First, and whatever happens to saves: a request waits for each load.
-        loads = self._scheduler.take_loads()
-        return StepMetadata(loads, self._saves(self._scheduler, scheduler_output))
+        loads, cancels = self._scheduler.take_loads(), self._scheduler.take_cancels()
+        return StepMetadata(loads, self._saves(self._scheduler, scheduler_output), cancels)
 
     @_guarded(list)
     def _saves(self, scheduler: SchedulerSide, output: Any) -> list[SaveJob]:
@@ -257,9 +260,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Save what is left of a finished request; its blocks may be freed at once."""
-        if self._scheduler is not None:
-            self._scheduler.finished(request, block_ids)
-        return False, None
+        return False, self._scheduler.finished(request, block_ids) if self._scheduler else None
 
     @_guarded(lambda: (False, None))
     def request_finished_all_groups(
@@ -319,6 +320,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Begin this step's loads."""
         if self._worker is not None:
             self._worker.start_loads(self._metadata().loads)
+            self._worker.cancel_loads(self._metadata().cancels)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: loads end before their requests are scheduled."""

@@ -39,6 +39,10 @@ class Runner(Protocol):
         """Begin saves once what the mark stands for is done."""
         ...
 
+    def cancel(self, generations: Sequence[int]) -> None:
+        """End loads as soon as nothing writes for them any more."""
+        ...
+
     def take(self) -> tuple[list[LoadDone], list[SaveDone]]:
         """Return what ended since the last call; each job ends exactly once."""
         ...
@@ -147,6 +151,11 @@ class Executor:
     def save(self, jobs: Sequence[SaveJob], mark: int | None) -> None:
         """Begin saves."""
         self._saver.submit(list(jobs), self._fence(mark))
+
+    def cancel(self, generations: Sequence[int]) -> None:
+        """End loads early."""
+        for generation in generations:
+            self._loader.cancel(generation)
 
     def take(self) -> tuple[list[LoadDone], list[SaveDone]]:
         """Return what ended since the last call."""

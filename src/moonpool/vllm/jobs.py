@@ -14,6 +14,8 @@ class LoadJob:
     names: n packed digests; starts, ends: (n,) blocks; block_ids: (ends[-1] - starts[0],) the
     engine's blocks from the first object's start; blocks before ``first_block`` are the engine's
     already and must not be written. No objects: a load that cannot be done, all blocks fail.
+    With ``patience_s`` the objects may be on their way still: they are waited for as long as less
+    than so many seconds pass without progress or a sign of life of the handoff ``transfer``.
     """
 
     request_id: str
@@ -24,6 +26,8 @@ class LoadJob:
     ends: I32
     block_ids: I32
     first_block: int
+    transfer: str = ""
+    patience_s: float = 0.0
 
     @property
     def first_position(self) -> int:
@@ -54,6 +58,7 @@ class SaveJob:
     """Objects to save; their blocks stay pinned until SaveDone.
 
     names, parents: n packed digests; counts: (n,) blocks of each; block_ids: (sum of counts,).
+    ``urgent``: another engine waits for them; they go before others.
     """
 
     job_id: int
@@ -62,6 +67,7 @@ class SaveJob:
     parents: bytes
     counts: I32
     block_ids: I32
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

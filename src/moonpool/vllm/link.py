@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from moonpool.core.messages import Awaited, News
 from moonpool.errors import MasterUnreachableError, MoonpoolError
 from moonpool.transport.base import I64, Pieces
 from moonpool.vllm.log import logger
@@ -18,6 +19,7 @@ RETRY_S = (0.25, 0.5, 1.0)
 REST_S = (0.5, 1.0, 2.0, 4.0)
 
 Clock = Callable[[], float]
+Answer = Callable[[Awaited | None], None]
 
 
 class Pool(Protocol):
@@ -27,6 +29,20 @@ class Pool(Protocol):
         self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
     ) -> int:
         """Return how many leading blocks are in the pool."""
+        ...
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the pool knows of handoffs."""
+        ...
+
+    def tell(self, news: Sequence[News]) -> None:
+        """Say how handoffs go."""
+        ...
+
+    def watch(self, keys: Sequence[Any], transfer: str, wait_s: float, answer: Answer) -> None:
+        """Have ``answer`` called once when the first key is there, the handoff is over, or time
+        is. Does not wait."""
         ...
 
     def hold(self, keys: Sequence[Any], ttl_s: float) -> Any:

@@ -47,6 +47,7 @@ class LoadPlanner:
         min_load_tokens: int,
         wait_s: float,
         timeout_s: float,
+        patience_s: float,
         namespace: Callable[[], bytes],
         known: Known,
         failed: Failed,
@@ -55,8 +56,9 @@ class LoadPlanner:
         tally: Tally,
         clock: Clock,
     ) -> None:
-        """stride: blocks in an object; wait_s: longest wait for answers in a step."""
-        self._block_size, self._stride = block_size, stride
+        """stride: blocks in an object; wait_s: longest wait for answers in a step; patience_s: for
+        blocks that another engine computes."""
+        self._block_size, self._stride, self._patience_s = block_size, stride, patience_s
         self._min_gain = max(min_load_tokens, block_size)
         self._namespace, self._known, self._failed = namespace, known, failed
         self._courier, self._link, self._tally, self._clock = courier, link, tally, clock
@@ -101,10 +103,10 @@ class LoadPlanner:
         all. May be called any number of times.
         """
         tracker.local_tokens, tracker.offered_blocks = local_tokens, 0
-        tracker.vouched, tracker.next_at = local_tokens, 0
+        tracker.vouched, tracker.next_at, tracker.waits = local_tokens, 0, False
         if not wanted or tracker.request.skip_reading_prefix_cache:
             return 0
-        usable = self._usable(tracker, self._count(tracker))
+        usable = self._promised(tracker) or self._usable(tracker, self._count(tracker))
         gain = usable * self._block_size - local_tokens
         if gain < self._min_gain:
             self._tally.count("short_hits", int(gain > 0))
@@ -143,6 +145,11 @@ class LoadPlanner:
         if tracker is None or tracker.generation != done.generation:
             return
         tracker.generation = 0
+        if tracker.waits:
+            # What came is in the pool: it need not be saved from here.
+            tracker.found(done.good_blocks, self._stride)
+            gain = done.good_blocks * self._block_size - tracker.local_tokens
+            self._tally.count("remote_tokens", max(0, gain))
         if done.good_blocks < tracker.offered_blocks or done.failed or not keys:
             tracker.cap = done.good_blocks
             tracker.lost(done.good_blocks, self._stride)
@@ -165,6 +172,22 @@ class LoadPlanner:
     def close(self) -> None:
         """Give all leases back."""
         self._leases.close()
+
+    def _promised(self, tracker: Tracker) -> int:
+        """Return the blocks of a prompt that another engine is computing for this one; 0 if none,
+        or if they are in the pool already."""
+        request, pool = tracker.request, self._link.get()
+        first_try = tracker.cap is None and not request.num_preemptions and not tracker.stale
+        if not (tracker.wish.receives and first_try and self._patience_s):
+            return 0
+        if pool is None or not pool.awaits:
+            return 0
+        count = min(request.num_prompt_tokens // self._block_size, len(request.block_hashes))
+        usable = self._usable(tracker, count)
+        lookup = tracker.lookup
+        there = 0 if lookup is None or not lookup.done else self.learn(tracker, lookup)
+        tracker.waits = usable > there
+        return usable if tracker.waits else 0
 
     def _count(self, tracker: Tracker) -> int:
         """Return how many leading blocks the pool holds, as far as the answer is there."""
@@ -217,6 +240,8 @@ class LoadPlanner:
             ends,
             np.array(block_ids[begin:last], np.int32),
             first,
+            tracker.wish.transfer if tracker.waits else "",
+            self._patience_s if tracker.waits else 0.0,
         )
 
     def _remove(self, keys: list[Key]) -> None:

@@ -3,6 +3,9 @@
 Every job ends exactly once. A job whose deadline passed, or of which an object failed, ends with
 the blocks from the first object that failed reported for recomputing. It ends only when no thread
 works on it any more: nothing may write into a block that the engine thinks is its own again.
+
+A job with patience is for objects that another engine is still computing: each is fetched when it
+is there, and what has not come when nothing more is to be expected counts as failed.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from moonpool.core.keys import DIGEST_BYTES
 from moonpool.errors import DeadlineError, MasterUnreachableError, MoonpoolError
 from moonpool.transport.base import I64, Pieces
 from moonpool.vllm import objects
+from moonpool.vllm.arrivals import Arrival
 from moonpool.vllm.fences import Fence
 from moonpool.vllm.jobs import LoadDone, LoadJob
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Clock, Link
 from moonpool.vllm.log import logger
 from moonpool.vllm.stats import Tally
+from moonpool.vllm.waits import Waits
 
 CHUNK_BYTES = 8 << 20
 BYTES_PER_S = 1 << 34
@@ -35,7 +40,9 @@ LATE = DeadlineError.code
 
 @dataclass(slots=True)
 class _Load:
-    """A job in progress. Objects [0, claimed) are taken by threads; ``working`` of them now."""
+    """A job in progress. Objects [0, claimed) are taken by threads; ``working`` of them now;
+    [0, ready) are there, as far as is known. ``arrival`` and ``arrived`` (when the last came) are
+    of jobs that wait."""
 
     job: LoadJob
     fence: Fence | None
@@ -43,10 +50,13 @@ class _Load:
     deadline: float
     due: float
     chunk_bytes: int
+    ready: int
     claimed: int = 0
     working: int = 0
     first_bad: int = 1 << 30
     codes: dict[int, int] = field(default_factory=dict)
+    arrival: Arrival | None = None
+    arrived: float = 0.0
 
     @property
     def count(self) -> int:
@@ -56,6 +66,11 @@ class _Load:
     def exhausted(self) -> bool:
         """Whether nothing is left that is worth fetching."""
         return self.claimed >= min(self.count, self.first_bad)
+
+    @property
+    def claimable(self) -> bool:
+        """Whether there is an object to fetch now."""
+        return self.claimed < min(self.ready, self.first_bad)
 
 
 class Loader:
@@ -82,6 +97,8 @@ class Loader:
         self._notify = notify
         self._work = threading.Condition()
         self._queue: list[_Load] = []
+        self._open: dict[int, _Load] = {}
+        self._waits = Waits(link, self._came, clock)
         self._ended: list[LoadDone] = []
         self._newest = 0
         self._stopped = False
@@ -108,13 +125,25 @@ class Loader:
                 now + nbytes / BYTES_PER_S,
                 # A load that is not much larger than a chunk should still use all threads.
                 min(self._chunk_bytes, nbytes // (2 * self._thread_count)),
+                0 if job.patience_s else len(job.ends),
             )
-            if load.count and not self._stopped:
-                bisect.insort(self._queue, load, key=lambda waiting: waiting.due)
-                self._work.notify_all()
-            else:
+            self._open[job.generation] = load
+            if not load.count or self._stopped:
                 load.first_bad = 0
                 self._end(load)
+                return
+            self._offer(load)
+        if job.patience_s:
+            keys = objects.keys_of(job.namespace, job.names)
+            self._waits.add(job.generation, keys, job.transfer, job.patience_s)
+
+    def cancel(self, generation: int) -> None:
+        """Let a load end as soon as no thread works on it; one that has ended is no error."""
+        with self._work:
+            load = self._open.get(generation)
+            if load is not None and not load.exhausted:
+                self._spoil(load, load.claimed, LATE)
+                self._end_if_done(load)
 
     def take_ended(self) -> list[LoadDone]:
         """Return how loads ended since the last call."""
@@ -126,12 +155,12 @@ class Loader:
         """Take no more work and wait for the threads. Idempotent."""
         with self._work:
             self._stopped = True
-            while self._queue:
-                load = self._queue.pop(0)
-                self._spoil(load, load.claimed, LATE)
-                if load.working == 0:
-                    self._end(load)
+            for load in list(self._open.values()):
+                if not load.exhausted:
+                    self._spoil(load, load.claimed, LATE)
+                    self._end_if_done(load)
             self._work.notify_all()
+        self._waits.close()
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -165,11 +194,33 @@ class Loader:
             load = self._queue[0]
             first = load.claimed
             size = self._table.block_bytes * int(load.job.ends[first] - load.job.starts[first])
-            last = min(load.count, first + max(1, load.chunk_bytes // size))
+            last = min(load.ready, first + max(1, load.chunk_bytes // size))
             load.claimed, load.working = last, load.working + 1
-            if load.exhausted:
+            if not load.claimable:
                 self._queue.pop(0)
             return load, first, last
+
+    def _offer(self, load: _Load) -> None:
+        """Let threads take what can be fetched of a load."""
+        if load.claimable and load not in self._queue:
+            bisect.insort(self._queue, load, key=lambda waiting: waiting.due)
+            self._work.notify_all()
+
+    def _came(self, generation: int, arrival: Arrival) -> None:
+        """More of a load that waits is there, or nothing more is to be expected."""
+        with self._work:
+            load = self._open.get(generation)
+            if load is None:
+                return
+            now = self._clock()
+            if arrival.ready > load.ready:
+                load.ready, load.arrived = arrival.ready, now
+                load.deadline = now + self._timeout_s
+            load.arrival = arrival
+            if arrival.over and not arrival.complete:
+                self._spoil(load, arrival.ready, LATE)
+            self._offer(load)
+            self._end_if_done(load)
 
     def _fetch(self, load: _Load, first: int, last: int, scratch: int) -> list[int]:
         job, left_s = load.job, load.deadline - self._clock()
@@ -201,17 +252,24 @@ class Loader:
             for at, code in enumerate(codes, first):
                 if code:
                     self._spoil(load, at, code)
-            if load.exhausted:
-                if load in self._queue:
-                    self._queue.remove(load)
-                if load.working == 0:
-                    self._end(load)
+            self._end_if_done(load)
+
+    def _end_if_done(self, load: _Load) -> None:
+        if load.exhausted:
+            if load in self._queue:
+                self._queue.remove(load)
+            if load.working == 0:
+                self._end(load)
 
     def _spoil(self, load: _Load, at: int, code: int) -> None:
         load.codes[at] = code
         load.first_bad = min(load.first_bad, at)
 
     def _end(self, load: _Load) -> None:
+        del self._open[load.job.generation]
+        if load.job.patience_s:
+            self._waits.cancel(load.job.generation)
+            self._count_arrival(load)
         job, bad = load.job, load.first_bad < 1 << 30
         good = int(job.ends[-1]) if load.count else job.first_block
         if bad and load.count:
@@ -234,3 +292,15 @@ class Loader:
             len(failed),
         )
         self._notify()
+
+    def _count_arrival(self, load: _Load) -> None:
+        """Count a load that waited for another engine."""
+        tally, arrival, now = self._tally, load.arrival, self._clock()
+        tally.count("remote_prefills")
+        tally.count("remote_prefills_failed", int(load.first_bad < load.count))
+        if arrival is None or not load.ready:
+            return
+        tally.count("remote_objects", load.ready)
+        tally.count("remote_objects_early", arrival.early)
+        tally.observe("await_seconds", load.arrived - load.began)
+        tally.observe("handover_seconds", now - load.arrived)

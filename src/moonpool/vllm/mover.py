@@ -78,6 +78,7 @@ def serve(sock: socket.socket, opener: Callable[[], Driver]) -> None:
                     mark = None if message.mark == wire.NO_MARK else message.mark
                     executor.load([wire.load_job(load) for load in message.loads], mark)
                     executor.save([wire.save_job(save) for save in message.saves], mark)
+                    executor.cancel(message.cancels)
                 else:
                     raise ProtocolError(f"a {type(message).__name__} was not expected")
     finally:

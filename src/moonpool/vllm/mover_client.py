@@ -22,6 +22,7 @@ from moonpool.errors import MasterUnreachableError, ProtocolError
 from moonpool.gpu import GpuError
 from moonpool.protocol.framing import FrameDecoder
 from moonpool.vllm import mover_wire as wire
+from moonpool.vllm.arrivals import LIMIT_S
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
 from moonpool.vllm.link import Clock
 from moonpool.vllm.log import logger
@@ -101,7 +102,8 @@ class Mover:
         """Begin loads; without a mover they fail at once."""
         until = self._clock() + self._setup.settings.load_timeout_s + OVERDUE_S
         for job in jobs:
-            self._loads[job.generation] = (job, until)
+            waits_s = LIMIT_S if job.patience_s else 0.0
+            self._loads[job.generation] = (job, until + waits_s)
         if self._state == _RUNNING:
             begin = wire.Begin(loads=[wire.load_of(job) for job in jobs], mark=_mark(mark))
             self._send(begin)
@@ -118,6 +120,11 @@ class Mover:
             self._send(begin)
         elif self._state != _ENDING:
             self._fail_all()
+
+    def cancel(self, generations: Sequence[int]) -> None:
+        """Let loads end early."""
+        if self._state == _RUNNING:
+            self._send(wire.Begin(cancels=list(generations)))
 
     def take(self) -> tuple[list[LoadDone], list[SaveDone]]:
         """Return what ended since the last call."""
@@ -173,8 +180,7 @@ class Mover:
         now = self._clock()
         late = self._state == _STARTING and now > self._until
         for jobs in (self._loads, self._saves):
-            oldest = next(iter(jobs.values()), None)
-            late = late or (oldest is not None and now > oldest[1])
+            late = late or any(now > until for _, until in jobs.values())
         if late:
             self._lost("it does not answer")
 

@@ -57,6 +57,8 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
     ends: bytes
     block_ids: bytes
     first_block: int
+    transfer: str = ""
+    patience_s: float = 0.0
 
 
 class Save(msgspec.Struct, array_like=True, frozen=True):
@@ -68,14 +70,17 @@ class Save(msgspec.Struct, array_like=True, frozen=True):
     parents: bytes
     counts: bytes
     block_ids: bytes
+    urgent: bool = False
 
 
 class Begin(msgspec.Struct, tag="begin", frozen=True):
-    """Engine to mover: jobs that begin once what the mark stands for is done."""
+    """Engine to mover: jobs that begin once what the mark stands for is done, and loads (by
+    generation) that may end early."""
 
     loads: list[Load] = []
     saves: list[Save] = []
     mark: int = NO_MARK
+    cancels: list[int] = []
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
@@ -115,6 +120,8 @@ def load_of(job: LoadJob) -> Load:
         _packed(job.ends),
         _packed(job.block_ids),
         job.first_block,
+        job.transfer,
+        job.patience_s,
     )
 
 
@@ -129,6 +136,8 @@ def load_job(load: Load) -> LoadJob:
         _unpacked(load.ends),
         _unpacked(load.block_ids),
         load.first_block,
+        load.transfer,
+        load.patience_s,
     )
 
 
@@ -141,6 +150,7 @@ def save_of(job: SaveJob) -> Save:
         job.parents,
         _packed(job.counts),
         _packed(job.block_ids),
+        job.urgent,
     )
 
 
@@ -153,6 +163,7 @@ def save_job(save: Save) -> SaveJob:
         save.parents,
         _unpacked(save.counts),
         _unpacked(save.block_ids),
+        save.urgent,
     )
 
 

@@ -161,6 +161,7 @@ class SavePlanner:
             objects.parent_names_at(hashes, ends, stride),
             ends - starts,
             np.array(ids, np.int32),
+            tracker.wish.sends,
         )
         self._pins.hold(job.job_id, ids, end=end)
         until = self._clock() + self._timeout_s + OVERDUE_S

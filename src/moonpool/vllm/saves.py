@@ -64,6 +64,7 @@ class Saver:
         self._timeout_s, self._chunk_bytes, self._notify = timeout_s, chunk_bytes, notify
         self._work = threading.Condition()
         self._queue: deque[_Save] = deque()
+        self._urgent: deque[_Save] = deque()
         self._ended: list[SaveDone] = []
         self._newest = 0
         self._stopped = False
@@ -86,7 +87,7 @@ class Saver:
                 if self._stopped:
                     self._end(save, [LATE] * len(job.counts))
                 else:
-                    self._queue.append(save)
+                    (self._urgent if job.urgent else self._queue).append(save)
             self._work.notify_all()
 
     def take_ended(self) -> list[SaveDone]:
@@ -99,8 +100,8 @@ class Saver:
         """Drop what has not begun and wait for the threads. Idempotent."""
         with self._work:
             self._stopped = True
-            while self._queue:
-                save = self._queue.popleft()
+            while self._urgent or self._queue:
+                save = self._next()
                 self._end(save, [LATE] * len(save.job.counts))
             self._work.notify_all()
         for thread in self._threads:
@@ -109,11 +110,11 @@ class Saver:
     def _run(self) -> None:
         while True:
             with self._work:
-                while not self._queue:
+                while not (self._urgent or self._queue):
                     if self._stopped:
                         return
                     self._work.wait()
-                save = self._queue.popleft()
+                save = self._next()
             codes: list[int] = []
             try:
                 with save.fence() if save.fence else contextlib.nullcontext():
@@ -127,6 +128,9 @@ class Saver:
                 with self._work:
                     missing = len(save.job.counts) - len(codes)
                     self._end(save, codes + [MoonpoolError.code] * missing)
+
+    def _next(self) -> _Save:
+        return (self._urgent or self._queue).popleft()
 
     def _put(self, save: _Save, codes: list[int]) -> None:
         """Put the job's objects chunk by chunk, appending a code for each."""

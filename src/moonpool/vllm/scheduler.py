@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from moonpool.vllm import params
 from moonpool.vllm.courier import Courier
+from moonpool.vllm.handoffs import Handoffs, Teller
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
 from moonpool.vllm.link import Clock, Link
 from moonpool.vllm.load_planner import LoadPlanner
@@ -49,6 +51,8 @@ class SchedulerSide:
         self.tally = Tally()
         self.pins = PinBook(settings.pinned_blocks_ratio)
         self._courier = courier or Courier()
+        self._teller = courier or Courier(threads=1)
+        self.handoffs = Handoffs(Teller(self._teller, link), self.tally, clock)
         self._known, self._failed = Known(), Failed()
         self._loads = LoadPlanner(
             block_size=block_size,
@@ -56,6 +60,7 @@ class SchedulerSide:
             min_load_tokens=settings.min_load_tokens,
             wait_s=settings.lookup_wait_ms / 1000,
             timeout_s=settings.load_timeout_s,
+            patience_s=settings.pd_wait_s,
             namespace=lambda: self.namespace,
             known=self._known,
             failed=self._failed,
@@ -79,6 +84,7 @@ class SchedulerSide:
         )
         self._trackers: dict[str, Tracker] = {}
         self._new_saves: list[SaveJob] = []
+        self._cancels: list[int] = []
         self._gauges: dict[str, int] = {}
 
     def worker_is(self, order: str) -> None:
@@ -99,7 +105,6 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         """Ask the pool about a request as soon as it arrives."""
         tracker = self._track(request)
-        # An engine that only saves asks as well: what is there need not be saved again.
         if self._ready:
             self._loads.ask(tracker)
 
@@ -112,9 +117,7 @@ class SchedulerSide:
     def matched_tokens(self, request: Any, local_tokens: int) -> int:
         """Return how many tokens past the engine's own hit a load can bring; 0 if none."""
         tracker = self._tracker(request)
-        if not self._ready:
-            return self._loads.matched(tracker, local_tokens, wanted=False)
-        return self._loads.matched(tracker, local_tokens, wanted=self._settings.loads)
+        return self._loads.matched(tracker, local_tokens, wanted=self._ready)
 
     def after_alloc(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Plan the load of the tokens that were offered and now have blocks."""
@@ -124,7 +127,13 @@ class SchedulerSide:
     def take_loads(self) -> list[LoadJob]:
         """Return the loads that begin in this step."""
         self._loads.new_step()
+        self.handoffs.beat()
         return self._loads.take()
+
+    def take_cancels(self) -> list[int]:
+        """Return the loads that nobody wants any more."""
+        cancels, self._cancels = self._cancels, []
+        return cancels
 
     def plan_saves(self, scheduled: dict[str, int], block_state: Any) -> None:
         """Plan the saves of what this step computes.
@@ -147,34 +156,54 @@ class SchedulerSide:
         saves, self._new_saves = self._new_saves, []
         return saves
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> None:
-        """Save the end of a request whose blocks are about to be freed."""
-        tracker = self._trackers.pop(request.request_id, None)
-        if tracker is None or tracker.request is not request or not self._settings.saves:
-            return
+    def finished(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
+        """Save the end of a request whose blocks are about to be freed; return what its client
+        may know if another engine waits for it."""
+        tracker = self._trackers.get(request.request_id)
+        if tracker is None or tracker.request is not request:
+            return None
+        del self._trackers[request.request_id]
         # Aborted while it waited: its blocks do not hold what their hashes say.
         if self._loads.is_loading(tracker):
-            return
+            self._cancels.append(tracker.generation)
+            self.handoffs.finished(tracker.handoff, good=False)
+            return None
+        computed = self._save_end(tracker, block_ids)
+        if not tracker.handoff:
+            return None
+        # Of no connector's vocabulary: MultiConnector does not allow two to use the same key.
+        return {"moonpool": {"transfer_id": tracker.wish.transfer, "tokens": computed}}
+
+    def _save_end(self, tracker: Tracker, block_ids: Sequence[int]) -> int:
+        """Save what is left; return how many tokens of the prompt's whole blocks are computed."""
+        request = tracker.request
         in_flight = getattr(request, "num_in_flight_tokens", 0)
         computed = min(request.num_computed_tokens - in_flight, request.num_tokens - 1)
         # Nor if another connector was to fill them: no step has run that would show it did.
         if tracker.vouched is not None:
             computed = min(computed, tracker.vouched)
-        if computed >= self._block_size:
+        if computed >= self._block_size and self._settings.saves:
             self._learn(tracker)
-            self._add(self._saves.plan(tracker, computed, block_ids, self.namespace, end=True))
+            self._add(
+                self._saves.plan(tracker, computed, block_ids, self.namespace, end=True), tracker
+            )
+        prompt: int = request.num_prompt_tokens // self._block_size
+        blocks = min(computed // self._block_size, prompt)
+        self.handoffs.finished(tracker.handoff, good=blocks == prompt)
+        return blocks * self._block_size
 
     def ended(self, loads: Sequence[LoadDone], saves: Sequence[SaveDone]) -> None:
         """Take in what the worker reports."""
         for save in saves:
             self._saves.ended(save, self._trackers)
+            self.handoffs.saved(save.job_id)
         for load in loads:
             self._loads.ended(load, self._trackers)
 
     @property
     def has_work(self) -> bool:
         """Whether the engine should go on stepping although it has no requests."""
-        return bool(self._new_saves) or self._saves.pending
+        return bool(self._new_saves or self._cancels) or self._saves.pending
 
     def reset(self) -> None:
         """Share nothing any more with what was saved before.
@@ -197,6 +226,7 @@ class SchedulerSide:
             "pinned_blocks": self.pins.blocks,
             "save_jobs": self.pins.jobs,
             "loading_requests": self._loads.loading,
+            "open_handoffs": self.handoffs.count,
             "pool_connected": int(self._link.connected),
         }
         if data or gauges != self._gauges:
@@ -208,10 +238,20 @@ class SchedulerSide:
         """Give back leases and threads. Idempotent."""
         self._loads.close()
         self._courier.close()
+        self._teller.close()
         self._link.close()
 
     def _track(self, request: Any) -> Tracker:
-        tracker = self._trackers[request.request_id] = Tracker(request)
+        old = self._trackers.get(request.request_id)
+        if old is not None:
+            self.handoffs.finished(old.handoff, good=False)
+        wish, odd = params.read(getattr(request, "kv_transfer_params", None))
+        self.tally.count("params_ignored", int(odd))
+        tracker = self._trackers[request.request_id] = Tracker(request, wish)
+        if wish.sends and not self._settings.saves:
+            self.handoffs.refuse(wish.transfer)
+        elif wish.sends:
+            tracker.handoff = self.handoffs.begin(wish.transfer)
         return tracker
 
     def _tracker(self, request: Any) -> Tracker:
@@ -229,16 +269,19 @@ class SchedulerSide:
         self._learn(tracker)
         # Draft tokens and placeholders past the known tokens have no hash yet.
         computed = min(computed, tracker.request.num_tokens)
-        self._add(self._saves.plan(tracker, computed, tables[0], self.namespace, end=False))
+        self._add(
+            self._saves.plan(tracker, computed, tables[0], self.namespace, end=False), tracker
+        )
 
     def _learn(self, tracker: Tracker) -> None:
         """Use an answer that came too late for a load, so that nothing is saved twice."""
         if tracker.lookup is not None and tracker.lookup.done:
             self._loads.learn(tracker, tracker.lookup)
 
-    def _add(self, job: SaveJob | None) -> None:
+    def _add(self, job: SaveJob | None, tracker: Tracker) -> None:
         if job is not None:
             self._new_saves.append(job)
+            self.handoffs.saving(tracker.handoff, job.job_id)
 
 
 def stride_of(object_tokens: int, block_size: int) -> int:

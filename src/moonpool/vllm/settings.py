@@ -17,6 +17,10 @@ from moonpool.errors import ConfigError
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
+def _zero_or_seconds(value: Any) -> float:
+    return 0.0 if value in (0, "0") and not isinstance(value, bool) else values.seconds.parse(value)
+
+
 def _key(default: Any, check: Check, about: str) -> Any:
     return dataclasses.field(default=default, metadata={"check": check, "about": about})
 
@@ -41,6 +45,11 @@ class Settings:
     pinned_blocks_ratio: float = _key(
         0.5, values.fraction, "share of the KV cache that saves in progress may hold"
     )
+    pd_wait_s: float = _key(
+        5.0,
+        Check(_zero_or_seconds, f"0, or {values.seconds.allowed}"),
+        "longest time without progress or a sign of life of a prefill elsewhere; 0: never wait",
+    )
     save_decode: bool = _key(True, values.boolean, "save what is generated, not only prompts")
     mover: str = _key(
         "auto",
@@ -56,11 +65,6 @@ class Settings:
         "ways to a segment, the best first",
     )
     role: str = "kv_both"
-
-    @property
-    def loads(self) -> bool:
-        """Whether this engine takes blocks from the pool."""
-        return self.role != "kv_producer"
 
     @property
     def saves(self) -> bool:

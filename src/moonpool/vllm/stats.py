@@ -26,6 +26,14 @@ COUNTERS = {
     "save_objects_failed": "objects that could not be saved",
     "save_blocks_deferred": "blocks whose save was put off because too many were pinned",
     "save_blocks_dropped": "blocks whose save was given up",
+    "params_ignored": "requests whose kv_transfer_params made no sense, wholly or in part",
+    "handoffs": "requests prefilled here for another engine",
+    "handoffs_failed": "of these, those that ended before their prompt was computed",
+    "remote_prefills": "loads that waited for another engine's prefill",
+    "remote_prefills_failed": "of these, those of which not all came",
+    "remote_tokens": "tokens that such loads brought",
+    "remote_objects": "objects that came while a load waited, or were there",
+    "remote_objects_early": "of these, those that came before their prefill was over",
     "corrupt_objects": "objects whose bytes were not those that were saved",
     "mover_failures": "times the process that moves bytes ended by itself or was ended",
     "errors": "exceptions kept from the engine",
@@ -34,6 +42,7 @@ GAUGES = {
     "pinned_blocks": "blocks of the engine held by saves in progress",
     "save_jobs": "save jobs in progress",
     "loading_requests": "requests that wait for a load",
+    "open_handoffs": "requests prefilled here for another engine that are not over",
     "pool_connected": "1 while the pool answers",
 }
 BUCKETS_S = (
@@ -43,6 +52,10 @@ HISTOGRAMS = {
     "lookup_seconds": "time of a lookup, from the courier to its answer",
     "wait_seconds": "time the scheduler waited for a lookup",
     "load_seconds": "time of a load, from its job's arrival at the worker",
+    "handoff_seconds": "time of a handoff, from the request's arrival to its last save",
+    "await_seconds": "time of a load that waited, from its arrival at the worker until the last "
+    "object that came was there",
+    "handover_seconds": "time from then until that load ended",
     "save_seconds": "time of a save, from its job's arrival at the worker",
 }
 

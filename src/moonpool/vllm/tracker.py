@@ -9,6 +9,7 @@ import numpy as np
 from moonpool.vllm import objects
 from moonpool.vllm.lookups import Lookup
 from moonpool.vllm.objects import I32
+from moonpool.vllm.params import NONE, Wish
 
 RETRIES_MAX = 3
 NEVER = 1 << 62
@@ -24,6 +25,7 @@ class Tracker:
     __slots__ = (
         "cap",
         "generation",
+        "handoff",
         "local_tokens",
         "lookup",
         "next_at",
@@ -34,11 +36,17 @@ class Tracker:
         "stale",
         "tail_end",
         "vouched",
+        "waits",
+        "wish",
     )
 
-    def __init__(self, request: Any) -> None:
-        """Nothing is known yet."""
-        self.request = request
+    def __init__(self, request: Any, wish: Wish = NONE) -> None:
+        """Nothing is known yet but what its client asked for."""
+        self.request, self.wish = request, wish
+        self.handoff = 0
+        """Number of the handoff in which other engines wait for it; 0 if there is none."""
+        self.waits = False
+        """Whether what was offered last is still being computed by another engine."""
         self.lookup: Lookup | None = None
         self.cap: int | None = None
         """Blocks proven good by a failed load: hits of this request go no further."""

@@ -87,6 +87,12 @@ class WorkerSide:
         self._loads |= {job.generation: job for job in new}
         self.runner.load(new, self._marks.loads if self._marks is not None else None)
 
+    def cancel_loads(self, generations: Sequence[int]) -> None:
+        """Let loads end early; each is still reported, once nothing writes for it any more."""
+        known = [each for each in generations if each in self._loads]
+        if known and self.runner is not None:
+            self.runner.cancel(known)
+
     def start_saves(self, jobs: Sequence[SaveJob]) -> None:
         """Begin saves of blocks that this step computed; the step's kernels are launched."""
         new = [job for job in jobs if job.job_id > self._newest_save]

@@ -191,10 +191,12 @@ class Engine(SchedulerOnly):
         loads = self.side.take_loads()
         self.side.plan_saves(scheduled or {}, BlockState(self.tables))
         saves = self.side.take_saves()
+        cancels = self.side.take_cancels()
         loads, saves = pickle.loads(pickle.dumps((loads, saves)))
         for request_id, tokens in (scheduled or {}).items():
             self._compute(self.requests[request_id], tokens)
         self.worker.start_loads(loads)
+        self.worker.cancel_loads(cancels)
         self.worker.start_saves(saves)
         self.collect()
 

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from moonpool.core import keys as packed
+from moonpool.core.messages import ENDED, FAILED, UNHEARD, Awaited, News
 from moonpool.errors import MasterUnreachableError, MoonpoolError
 from moonpool.transport.base import I64, Pieces
 from moonpool.vllm.courier import Courier, Errand
+from moonpool.vllm.link import Answer
 
 
 class Clock:
@@ -45,6 +47,41 @@ class FakePool:
         self.gets: list[list[bytes]] = []
         self.gate: threading.Event | None = None
         self.raises: Exception | None = None
+        self.awaits = True
+        self.quiet_s = 0.0
+        self.news: list[News] = []
+        self.questions: list[tuple[list[bytes], str, float, Answer]] = []
+        self._lock = threading.RLock()
+
+    def tell(self, news: Sequence[News]) -> None:
+        self._up()
+        with self._lock:
+            self.news += news
+        self.notice()
+
+    def state_of(self, transfer: str) -> int:
+        states = [each.state for each in self.news if each.transfer == transfer]
+        return states[-1] if states else UNHEARD
+
+    def watch(self, keys: Sequence[Any], transfer: str, wait_s: float, answer: Answer) -> None:
+        self._up()
+        with self._lock:
+            self.questions.append((list(keys), transfer, wait_s, answer))
+        self.notice()
+
+    def notice(self, *, late: bool = False) -> None:
+        """Answer the questions that can be answered now, or with ``late`` all of them."""
+        with self._lock:
+            asked, self.questions = self.questions, []
+        for keys, transfer, wait_s, answer in asked:
+            there = [key in self.objects for key in keys]
+            count = there.index(False) if False in there else len(there)
+            state = self.state_of(transfer)
+            if count or late or state in (ENDED, FAILED):
+                answer(Awaited(count, state, self.quiet_s))
+            else:
+                with self._lock:
+                    self.questions.append((keys, transfer, wait_s, answer))
 
     def _up(self) -> None:
         if self.raises is not None:
@@ -135,6 +172,7 @@ class FakePool:
             elif not self.put_code:
                 self.objects[key] = self._gather(pieces, at)
                 self.parents[key] = parents[at] if parents is not None else None
+        self.notice()
         return codes
 
     def _gather(self, pieces: Pieces, at: int) -> bytes:
@@ -230,6 +268,7 @@ class FakeRequest:
         self.num_preemptions = 0
         self.num_in_flight_tokens = 0
         self.skip_reading_prefix_cache = False
+        self.kv_transfer_params: Any = None
         self.block_hashes = hashes_of(self.tokens, block_size)
 
     @property

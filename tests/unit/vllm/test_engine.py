@@ -107,6 +107,9 @@ def test_an_abort_while_loading_frees_the_blocks_after_the_load(
     req = FakeRequest("b", range(24), BLOCK)
     assert other.add(req) == 24
     other.step()
+    (load,) = other.worker.runner._loader._open.values()  # type: ignore[union-attr]
+    while not load.working:
+        threading.Event().wait(0.001)
     other.finish(req)
     other.step()
     assert other.completed == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 
@@ -167,3 +168,17 @@ def test_closing_drops_what_has_not_begun(bench: Bench) -> None:
     assert len(bench.wait(4)) == 4
     bench.saver.submit([bench.job(4)], None)
     assert bench.wait()[0].codes == (DeadlineError.code,) * 2
+
+
+def test_what_another_engine_waits_for_is_saved_first() -> None:
+    bench = Bench(threads=1)
+    bench.pool.gate = threading.Event()
+    jobs = [bench.job(2), bench.job(2), bench.job(2)]
+    jobs.append(dataclasses.replace(bench.job(4), urgent=True))
+    bench.saver.submit(jobs[:1])
+    while bench.saver._queue:
+        threading.Event().wait(0.001)
+    bench.saver.submit(jobs[1:])
+    bench.pool.gate.set()
+    assert [done.job_id for done in bench.wait(4)] == [1, 4, 2, 3]
+    bench.saver.close()

@@ -158,11 +158,13 @@ def test_short_hits_are_recomputed() -> None:
     assert made.side.tally.take()["short_hits"] == 1
 
 
-def test_a_producer_does_not_load() -> None:
-    made = SchedulerOnly(role="kv_producer")
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
+def test_every_role_loads(role: str) -> None:
+    """A prefill engine must not compute the earlier turns of a conversation again."""
+    made = SchedulerOnly(role=role)
     req = request()
     made.fill(req, 4)
-    assert arrive(made, req) == 0
+    assert arrive(made, req) == 16
 
 
 def plan(side: SchedulerOnly, req: FakeRequest, local: int, table: list[int]) -> object:
