@@ -187,11 +187,18 @@ class Forwarder:
         assert self.http is not None, "the application has been started"
         headers = end_to_end(request.headers)
         body = routed.body if split is None else split.body
-        upstream = await up.send(self.http, instance, request.method, routed.path, headers, body)
+        upstream = None
         try:
-            return upstream, await up.read(upstream)
-        except BaseException:
-            upstream.close()
+            async with presence.patience(instance):
+                upstream = await up.send(
+                    self.http, instance, request.method, routed.path, headers, body
+                )
+                return upstream, await up.read(upstream)
+        except BaseException as error:
+            if upstream is not None:
+                upstream.close()
+            if isinstance(error, TimeoutError):
+                raise up.UpstreamError("its health checks fail", reached=False) from None
             raise
 
     def _first_byte(
@@ -232,8 +239,8 @@ class Forwarder:
         response = web.StreamResponse(status=upstream.status, headers=end_to_end(upstream.headers))
         counts = None
         if split is not None and upstream.status == 200 and plain_text(upstream):
-            counts = CachedTokens(stream=upstream.content_type == SSE)
-        elif (length := upstream.content_length) is not None:
+            counts = CachedTokens()
+        if (length := upstream.content_length) is not None:
             response.content_length = length
         await response.prepare(request)
         tail = Tail()

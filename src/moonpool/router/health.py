@@ -53,6 +53,10 @@ class Health:
         instance.healthy = instance.misses < MISSES_MAX
         if not instance.healthy:
             presence.gone(instance, f"{MISSES_MAX} health checks in a row failed")
+            # A busy engine may seem dead: while there is no other, waiting is all that is left.
+            others = (each for each in self._members.instances if each is not instance)
+            if any(each.is_up(self._clock()) for each in others):
+                presence.give_up(instance)
 
     async def _is_well(self, url: str, timeout_s: float) -> bool:
         if self.http is None:

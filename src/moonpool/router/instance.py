@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from moonpool.router.circuit import Circuit
@@ -39,7 +40,8 @@ class Instance:
     source: who named it ("config", "admin", "file", "kubernetes"). role: one of ROLES. bootstrap:
     base URL of its KV transfer's own server, "" where it has none. transfer: how it hands a prompt
     over, "" until that is known. pending_tokens: tokens that were sent and whose first answer has
-    not come. down: why it is not used, "" while it is.
+    not come. down: why it is not used, "" while it is. waits: what waits for a first byte of it and
+    would rather ask another one if it turns out to be dead.
     """
 
     url: str
@@ -59,6 +61,26 @@ class Instance:
     misses: int = 0
     asked: bool = False
     down: str = ""
+    waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)
+    waiting: dict[Ticket, float] = field(default_factory=dict)
+    waiting_s: float = 0.0
+    _head: Ticket | None = None
+    _head_s: float = 0.0
+    _looked_s: float = 0.0
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds of computing that stand before one more request.
+
+        The first of those that wait is being computed, since it was sent or since it was first.
+        """
+        head = next(iter(self.waiting), None)
+        if head is None:
+            return 0.0
+        if head is not self._head:
+            self._head, self._head_s = head, max(head.began_s, self._looked_s)
+        self._looked_s = now
+        done_s = min(max(0.0, now - self._head_s), self.waiting[head])
+        return max(0.0, self.waiting_s - done_s)
 
     def is_up(self, now: float) -> bool:
         """Return whether the instance should be asked at ``now``."""
@@ -71,7 +93,7 @@ class Instance:
 
     def work(self, prefill_tokens: float, load_tokens: float = 0.0) -> Work:
         """Return what would stand before the first token of one more request."""
-        return Work(self.pending_tokens + prefill_tokens, load_tokens, self.in_flight)
+        return Work(prefill_tokens, load_tokens, self.in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +114,7 @@ class Plan:
     predicted_s: float = 0.0
     prefill: Instance | None = None
     ahead: Plan | None = None
+    own_s: float = 0.0
 
 
 class Ticket:
@@ -105,6 +128,8 @@ class Ticket:
         self._pending = plan.prefill_tokens
         self._open = True
         plan.serve.in_flight += 1
+        plan.serve.waiting[self] = plan.own_s
+        plan.serve.waiting_s += plan.own_s
         plan.serve.pending_tokens += self._pending
 
     def first_token(self) -> None:
@@ -112,6 +137,9 @@ class Ticket:
         instance = self.plan.serve
         instance.pending_tokens = max(0.0, instance.pending_tokens - self._pending)
         self._pending = 0.0
+        instance.waiting_s -= instance.waiting.pop(self, 0.0)
+        if not instance.waiting:
+            instance.waiting_s = 0.0
 
     def end(self) -> None:
         """Take the request from the load."""

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from moonpool.router import presence
 from moonpool.router import upstream as up
 from moonpool.router.instance import Instance, Ticket
 from moonpool.router.usage import Tail
 
-LOOK_S = 1.0
 ANSWER_BYTES_MAX = 16 << 20
 BUSY = frozenset((429, 502, 503, 504))
 T = TypeVar("T")
@@ -82,24 +82,17 @@ class Prefill:
     async def result(self) -> Outcome:
         """Return the outcome; raise PrefillFailed."""
         assert self._task is not None, "started"
-        while not self._task.done():
-            await asyncio.wait((self._task,), timeout=LOOK_S)
-            self._look()
-        return self._task.result()
+        return await self._task
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
         """Return what the work gives; raise PrefillFailed as soon as there is no sense in it."""
         assert self._task is not None, "started"
         other = asyncio.ensure_future(work)
         try:
-            while not other.done():
-                if self._task.done():
-                    self._task.result()
-                    await asyncio.wait((other,))
-                    break
-                both = (other, self._task)
-                await asyncio.wait(both, timeout=LOOK_S, return_when="FIRST_COMPLETED")
-                self._look()
+            await asyncio.wait((other, self._task), return_when="FIRST_COMPLETED")
+            if not other.done():
+                self._task.result()
+                await asyncio.wait((other,))
             return other.result()
         finally:
             if not other.done():
@@ -111,12 +104,6 @@ class Prefill:
         """End it; return whether it was still running."""
         self._ticket.end()
         return self._task is not None and self._task.cancel()
-
-    def _look(self) -> None:
-        """Give up an engine that its health check has found dead, or that has left."""
-        task = self._task
-        if task is not None and not task.done() and not self.instance.healthy:
-            raise PrefillFailed("unhealthy", self.instance)
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
         self._ticket.end()
@@ -133,13 +120,14 @@ class Prefill:
     ) -> Outcome:
         begun = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(timeout_s):
-                async with await up.send(
-                    http, self.instance, "POST", path, headers, body
-                ) as response:
-                    text = await up.read_all(response, ANSWER_BYTES_MAX)
+            async with (
+                presence.patience(self.instance, timeout_s),
+                await up.send(http, self.instance, "POST", path, headers, body) as response,
+            ):
+                text = await up.read_all(response, ANSWER_BYTES_MAX)
         except TimeoutError:
-            raise PrefillFailed("silent", self.instance, broken=True) from None
+            reason = "silent" if self.instance.healthy else "unhealthy"
+            raise PrefillFailed(reason, self.instance, broken=True) from None
         except up.UpstreamError as error:
             reason = "hung up" if error.reached else "unreachable"
             raise PrefillFailed(reason, self.instance, broken=True, reached=error.reached) from None

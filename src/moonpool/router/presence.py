@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 
 from moonpool.router.instance import Instance
 
@@ -21,3 +24,23 @@ def back(instance: Instance) -> None:
     if instance.down:
         log.info("%s (%s) is back", instance.url, instance.role)
         instance.down = ""
+
+
+@contextlib.asynccontextmanager
+async def patience(instance: Instance, timeout_s: float | None = None) -> AsyncIterator[None]:
+    """Raise TimeoutError after so long, or when ``give_up`` says so."""
+    async with asyncio.timeout(timeout_s) as limit:
+        instance.waits.add(limit)
+        try:
+            yield
+        finally:
+            instance.waits.discard(limit)
+
+
+def give_up(instance: Instance) -> None:
+    """Let those that wait for a dead instance ask another one."""
+    now = asyncio.get_running_loop().time()
+    for wait in instance.waits:
+        # One that has ended by itself just now cannot be told any more.
+        with contextlib.suppress(RuntimeError):
+            wait.reschedule(now)

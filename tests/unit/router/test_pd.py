@@ -167,7 +167,8 @@ async def test_a_prefilling_engine_that_is_found_dead_is_given_up() -> None:
         at.ds[0].go_on.clear()
         asked = asyncio.create_task(_ask(at))
         await asyncio.wait_for(at.ds[0].begun.wait(), WAIT_S)
-        at.front.instances[0].healthy = False
+        for _ in range(2):
+            at.front.health.note(at.front.instances[0], well=False)
         await asyncio.wait_for(at.ps[0].cancelled.wait(), WAIT_S)
         at.ds[0].go_on.set()
         assert (await asked)[0] == 200
@@ -181,6 +182,26 @@ async def test_another_engine_decodes_when_one_fails() -> None:
         assert (status, answer["by"]) == (200, "d1")
         first, second = (each.bodies[0]["kv_transfer_params"] for each in at.ds)
         assert first["transfer_id"] != second["transfer_id"]
+
+
+async def test_a_decoding_engine_that_is_found_dead_is_given_up_while_there_is_another() -> None:
+    async with house(1, 2) as at:
+        for each in at.ds:
+            each.go_on.clear()
+        asked = asyncio.create_task(_ask(at))
+        await asyncio.wait_for(at.ds[0].begun.wait(), WAIT_S)
+        _, one, two = at.front.instances
+        for _ in range(2):
+            at.front.health.note(one, well=False)
+        await asyncio.wait_for(at.ds[0].cancelled.wait(), WAIT_S)
+        await asyncio.wait_for(at.ds[1].begun.wait(), WAIT_S)
+        at.front.instances[0].draining = True
+        for _ in range(2):
+            at.front.health.note(two, well=False)
+        at.ds[1].go_on.set()
+        status, answer = await asked
+        assert (status, answer["by"]) == (200, "d1")
+        at.front.instances[0].draining = False
 
 
 async def test_one_of_each_may_fail_for_one_request() -> None:
