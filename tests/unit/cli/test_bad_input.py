@@ -47,6 +47,7 @@ def _fails(*arguments: str) -> tuple[int, str]:
         (["up", "--port", "70000"], "port: '70000' (from --port) is not allowed; allowed: 0 to"),
         (["up", "--pool-size", "lots"], "pool_size: 'lots'"),
         (["up", "--replicas", "0"], "replicas: '0'"),
+        (["up", "--prefill", "2"], "prefill: needs decode as well"),
         (["up", "--model", "/nowhere"], "model: /nowhere has no config.json"),
         (["master", "--port", "x"], "port: 'x'"),
         (["master", "--watermark-low", "0.99"], "watermark_low: 0.99 is above"),

@@ -97,6 +97,16 @@ def test_replicas_differ_in_one_flag() -> None:
     assert json.loads(value)["kv_role"] == "kv_both"
 
 
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [("both", "kv_both"), ("prefill", "kv_producer"), ("decode", "kv_consumer")],
+)
+def test_a_replica_s_role_is_its_connector_s(role: str, expected: str) -> None:
+    options = EngineOptions(Path("/model"), "name", 1 << 20)
+    made = command(options, 1, pool=True, role=role)
+    assert json.loads(made[-1])["kv_role"] == expected
+
+
 def test_variables_that_would_change_the_stack_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOONPOOL_MASTER", "elsewhere:1")
     monkeypatch.setenv("VLLM_PORT", "1")
