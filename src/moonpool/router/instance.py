@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from moonpool.router.circuit import Circuit
 from moonpool.router.latency import LatencyModel, Work
+from moonpool.router.queue import Queue
 
 NO_WORK = Work()
 BOTH, PREFILL, DECODE = "both", "prefill", "decode"
@@ -33,15 +34,16 @@ class EngineFacts:
     started: str = ""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Instance:
     """An engine. ``mark`` is its number in the prefix index, unique while it is known.
 
     source: who named it ("config", "admin", "file", "kubernetes"). role: one of ROLES. bootstrap:
     base URL of its KV transfer's own server, "" where it has none. transfer: how it hands a prompt
     over, "" until that is known. pending_tokens: tokens that were sent and whose first answer has
-    not come. down: why it is not used, "" while it is. waits: what waits for a first byte of it and
-    would rather ask another one if it turns out to be dead.
+    not come; queue: the same, as seconds of computing. down: why it is not used, "" while it is.
+    waits: what waits for a first byte of it and would rather ask another one if it turns out to be
+    dead.
     """
 
     url: str
@@ -62,25 +64,7 @@ class Instance:
     asked: bool = False
     down: str = ""
     waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)
-    waiting: dict[Ticket, float] = field(default_factory=dict)
-    waiting_s: float = 0.0
-    _head: Ticket | None = None
-    _head_s: float = 0.0
-    _looked_s: float = 0.0
-
-    def wait_s(self, now: float) -> float:
-        """Return the seconds of computing that stand before one more request.
-
-        The first of those that wait is being computed, since it was sent or since it was first.
-        """
-        head = next(iter(self.waiting), None)
-        if head is None:
-            return 0.0
-        if head is not self._head:
-            self._head, self._head_s = head, max(head.began_s, self._looked_s)
-        self._looked_s = now
-        done_s = min(max(0.0, now - self._head_s), self.waiting[head])
-        return max(0.0, self.waiting_s - done_s)
+    queue: Queue = field(default_factory=Queue)
 
     def is_up(self, now: float) -> bool:
         """Return whether the instance should be asked at ``now``."""
@@ -103,7 +87,7 @@ class Plan:
     ``serve`` answers the client. ``prefill`` computes the prompt first where prefill and decode
     are split, as ``ahead`` says; both are None everywhere else. local_tokens, pool_tokens: the
     prompt's head that is in the instance's own cache, and in the pool; exact when they come from
-    block hashes.
+    block hashes. own_s: how long the instance computes for it.
     """
 
     serve: Instance
@@ -128,8 +112,7 @@ class Ticket:
         self._pending = plan.prefill_tokens
         self._open = True
         plan.serve.in_flight += 1
-        plan.serve.waiting[self] = plan.own_s
-        plan.serve.waiting_s += plan.own_s
+        plan.serve.queue.enter(self, plan.own_s, now)
         plan.serve.pending_tokens += self._pending
 
     def first_token(self) -> None:
@@ -137,9 +120,7 @@ class Ticket:
         instance = self.plan.serve
         instance.pending_tokens = max(0.0, instance.pending_tokens - self._pending)
         self._pending = 0.0
-        instance.waiting_s -= instance.waiting.pop(self, 0.0)
-        if not instance.waiting:
-            instance.waiting_s = 0.0
+        instance.queue.leave(self)
 
     def end(self) -> None:
         """Take the request from the load."""

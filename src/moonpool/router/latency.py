@@ -2,84 +2,131 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-Weights = tuple[float, float, float, float]
-# Seconds: for any request, for 1,000 tokens to prefill, for 1,000 tokens to load from the pool,
-# for ten requests that run beside it. A guess that the first few answers correct.
-PRIOR: Weights = (0.03, 0.2, 0.02, 0.02)
-FORGET = 0.97
+FORGET = 0.975
 PRIOR_STRENGTH = 0.005
 # A weight never falls below this share of its prior, so that no cost is ever taken for a gain.
 FLOOR = 0.001
-# So many answers, or so many others' since the last, and an instance counts half, the fleet half.
-FEW = 4
+# An instance's own speed counts as much as that of all after so many answers; so many others'
+# answers after its last one it counts half.
+FEW = 12
 STALE = 256
+FOLLOW = 0.05
+FACTOR_MAX = 100.0
 SLOWEST_S = 600.0
+
+
+class Weights(NamedTuple):
+    """Seconds for any request, for 1,000 tokens to prefill, for 1,000 to load from the pool, for
+    ten requests that run beside it, for 10^9 pairs of a token to prefill and one before it, and
+    for each second of work that waits before it."""
+
+    base: float
+    prefill: float
+    load: float
+    running: float
+    attention: float
+    wait: float
+
+
+# A guess that the first few answers correct.
+PRIOR = Weights(0.03, 0.2, 0.02, 0.02, 0.5, 1.0)
 SIZE = len(PRIOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What stands before a first token: tokens to prefill (others' included), tokens to load from
-    the pool, requests that run at the same time."""
+    """What stands before a first token: tokens to prefill, tokens to load from the pool, requests
+    that run at the same time, tokens of the prompt before those to prefill, and the seconds of
+    work that came first."""
 
     prefill_tokens: float = 0.0
     load_tokens: float = 0.0
     running: int = 0
+    context_tokens: float = 0.0
+    wait_s: float = 0.0
 
     def features(self) -> Weights:
         """Return what the weights are multiplied with."""
-        return 1.0, self.prefill_tokens / 1000, self.load_tokens / 1000, self.running / 10
+        pairs = self.prefill_tokens * (self.context_tokens + self.prefill_tokens / 2)
+        return Weights(
+            1.0,
+            self.prefill_tokens / 1000,
+            self.load_tokens / 1000,
+            self.running / 10,
+            pairs / 1e9,
+            self.wait_s,
+        )
 
 
 class LatencyModel:
     """A linear model of the time to first token, fitted to relative errors, forgetting slowly.
 
-    fleet: what was learned of all instances. It is what a new instance is taken for, and what one
-    is drawn back to that has seen little, or nothing lately: an instance that is never asked must
-    not be avoided for what was once believed of it.
+    fleet: what was learned of all instances. One with a fleet is taken for as many times slower
+    than it as its own answers say; one that has given few, or none lately, for average: an
+    instance that is never asked must not be avoided for what was once believed of it.
     """
 
     def __init__(self, fleet: LatencyModel | None = None) -> None:
         self.samples = 0
         self._fleet = fleet
         self._seen = 0
+        self._slower = 0.0
         self._own = PRIOR
         self._square = [[0.0] * SIZE for _ in range(SIZE)]
         self._right = [0.0] * SIZE
 
     @property
-    def weights(self) -> Weights:
-        """Seconds for any request, for 1,000 tokens to prefill and to load, for ten running."""
+    def factor(self) -> float:
+        """How many times slower than the fleet."""
         fleet = self._fleet
         if fleet is None:
+            return 1.0
+        trust = self.samples / (self.samples + FEW)
+        trust *= STALE / (STALE + fleet.samples - self._seen)
+        return math.exp(trust * self._slower)
+
+    @property
+    def weights(self) -> Weights:
+        """What a first token takes, by its parts."""
+        if self._fleet is None:
             return self._own
-        own = self.samples / (self.samples + FEW)
-        own *= STALE / (STALE + fleet.samples - self._seen)
-        a, b, c, d = self._own
-        e, f, g, h = fleet.weights
-        rest = 1.0 - own
-        return own * a + rest * e, own * b + rest * f, own * c + rest * g, own * d + rest * h
+        factor = self.factor
+        return Weights(*(factor * weight for weight in self._fleet.weights))
 
     def predict(self, work: Work) -> float:
         """Return the seconds to expect."""
-        base, prefill, load, running = self.weights
-        return (
-            base
-            + prefill * work.prefill_tokens / 1000
-            + load * work.load_tokens / 1000
-            + running * work.running / 10
+        weights, features = (
+            self._own if self._fleet is None else self._fleet.weights,
+            work.features(),
         )
+        total = sum(map(float.__mul__, weights, features))
+        return total * self.factor if self._fleet is not None else total
+
+    def compute_s(self, work: Work) -> float:
+        """Return the seconds for which the request's own prompt keeps the instance busy."""
+        weights, features = self.weights, work.features()
+        return weights.prefill * features.prefill + weights.attention * features.attention
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a first token that took ``seconds``; nonsense is left out."""
         if not 0.0 <= seconds <= SLOWEST_S:
             return
         self.samples += 1
-        features = work.features()
+        if self._fleet is None:
+            self._fit(work.features(), seconds, self.predict(work))
+            return
+        self._seen = self._fleet.samples
+        ratio = max(seconds, 0.001) / max(self._fleet.predict(work), 0.001)
+        error = math.log(min(FACTOR_MAX, max(1 / FACTOR_MAX, ratio))) - self._slower
+        self._slower += max(FOLLOW, 1 / self.samples) * error
+
+    def _fit(self, features: Weights, seconds: float, predicted_s: float) -> None:
         # An error of 10 % should weigh the same for a short prompt as for a long one.
-        importance = 1.0 / (0.02 + max(seconds, self.predict(work))) ** 2
+        importance = 1.0 / (0.02 + max(seconds, predicted_s)) ** 2
         for row in range(SIZE):
             scaled = features[row] * importance
             line = self._square[row]
@@ -87,21 +134,29 @@ class LatencyModel:
                 line[column] = FORGET * line[column] + scaled * features[column]
             self._right[row] = FORGET * self._right[row] + scaled * seconds
         self._own = self._solve()
-        self._seen = self._fleet.samples if self._fleet is not None else 0
 
     def _solve(self) -> Weights:
-        rows = []
-        priors = self._fleet.weights if self._fleet is not None else PRIOR
-        for place, (prior, scale) in enumerate(zip(priors, PRIOR, strict=True)):
-            pull = PRIOR_STRENGTH / scale**2
-            row = [*self._square[place], self._right[place] + pull * prior]
-            row[place] += pull
-            rows.append(row)
-        found = _gauss(rows)
-        first, second, third, fourth = (
-            max(value, FLOOR * prior) for value, prior in zip(found, PRIOR, strict=True)
-        )
-        return first, second, third, fourth
+        """Return the best weights of which none is below its floor."""
+        fixed: dict[int, float] = {}
+        while True:
+            free = [place for place in range(SIZE) if place not in fixed]
+            found = _gauss([self._row(place, free, fixed) for place in free])
+            low = [
+                place
+                for place, value in zip(free, found, strict=True)
+                if value < FLOOR * PRIOR[place]
+            ]
+            if not low:
+                values = {**fixed, **dict(zip(free, found, strict=True))}
+                return Weights(*(values[place] for place in range(SIZE)))
+            fixed.update((place, FLOOR * PRIOR[place]) for place in low)
+
+    def _row(self, place: int, free: list[int], fixed: dict[int, float]) -> list[float]:
+        pull = PRIOR_STRENGTH / PRIOR[place] ** 2
+        line = self._square[place]
+        row = [line[column] + (pull if column == place else 0.0) for column in free]
+        right = self._right[place] + pull * PRIOR[place]
+        return [*row, right - sum(line[column] * value for column, value in fixed.items())]
 
 
 def _gauss(rows: list[list[float]]) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 from moonpool.errors import ConfigError
 from moonpool.router.index import PrefixIndex
 from moonpool.router.instance import Instance, Plan, Ticket
+from moonpool.router.latency import PRIOR
 from moonpool.router.policy import NAMES, LeastLoaded, RoundRobin, create
 from moonpool.router.prefix import PrefixPolicy
 from moonpool.router.prompt import Prompt, RoutedRequest
@@ -98,7 +99,7 @@ def test_it_spills_when_the_warm_instance_is_loaded() -> None:
     policy.sent(request, warm)
     tickets = []
     while (plan := policy.choose(request, instances)).serve is warm.serve:
-        other = Plan(warm.serve, prefill_tokens=500.0)
+        other = Plan(warm.serve, own_s=0.1)
         tickets.append(Ticket(other, 0.0))
         assert len(tickets) < 20
     assert plan.local_tokens == 0
@@ -111,7 +112,7 @@ def test_the_pool_makes_an_idle_instance_worth_it() -> None:
     policy, instances = PrefixPolicy(PrefixIndex()), _instances(2)
     request = _request(list(range(1000)), pool=900 * BLOCK)
     policy.sent(request, Plan(instances[0]))
-    instances[0].pending_tokens = 6000.0
+    instances[0].queue.enter("other", 3.0, 0.0)
     plan = policy.choose(request, instances)
     assert plan.serve is instances[1]
     assert plan.pool_tokens == 900 * BLOCK
@@ -122,7 +123,7 @@ def test_the_pool_makes_an_idle_instance_worth_it() -> None:
 
 def test_a_slow_pool_is_not_counted_on() -> None:
     policy, (instance,) = PrefixPolicy(PrefixIndex()), _instances(1)
-    instance.model._own = (0.01, 0.1, 5.0, 0.0)
+    instance.model._own = PRIOR._replace(prefill=0.1, load=5.0)
     plan = policy.choose(_request(list(range(100)), pool=1600.0), [instance])
     assert plan.prefill_tokens == 100 * BLOCK + 1
 
