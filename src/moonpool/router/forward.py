@@ -175,6 +175,8 @@ class Forwarder:
             if upstream.status in BUSY and more:
                 self.metrics.retries.labels(instance.url).inc()
                 return None
+            if split is not None and handover_failed(upstream.status, first):
+                raise PrefillFailed("not handed over", split.prefill.instance, final=True)
             self._first_byte(routed, ticket, upstream, split)
             if routed.made is not None:
                 routed.made(first, instance)
@@ -284,6 +286,12 @@ class Forwarder:
             _abort(request)
             return False
         return True
+
+
+def handover_failed(status: int, first: bytes) -> bool:
+    """Return whether a decoding engine that was to take a prompt's KV says that it failed, as vLLM
+    does where it may not recompute (``kv_load_failure_policy``)."""
+    return status == 500 or (status == 200 and first.startswith(b'data: {"error"'))
 
 
 def plain_text(upstream: aiohttp.ClientResponse) -> bool:

@@ -40,6 +40,7 @@ class Engine:
         self.status = 200
         self.hang_up = False
         self.waits = True
+        self.fails_handover = False
         self.begun, self.go_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
@@ -73,6 +74,11 @@ class Engine:
         if self.hang_up:
             assert request.transport is not None
             request.transport.abort()
+        if self.fails_handover and "kv_transfer_params" in body:
+            error = {"error": {"message": "KV load failure"}}
+            if not body.get("stream"):
+                return web.json_response(error, status=500)
+            return web.Response(text=f"data: {json.dumps(error)}\n\n")
         if self.status != 200:
             return web.json_response({"error": {"by": self.name}}, status=self.status)
         self._hand_over(body.get("kv_transfer_params") or {})

@@ -204,6 +204,16 @@ async def test_a_decoding_engine_that_is_found_dead_is_given_up_while_there_is_a
         at.front.instances[0].draining = False
 
 
+async def test_what_could_not_be_handed_over_is_computed_again() -> None:
+    async with house(2, 1) as at:
+        at.ds[0].fails_handover = True
+        assert (await _ask(at))[0] == 200
+        assert (await _stream(at))[0] == {"by": "d0"}
+        assert ["kv_transfer_params" in body for body in at.ds[0].bodies] == [True, False] * 2
+        assert at.count("pd_fallbacks", reason="not handed over") == 2
+        assert all(each.circuit.failures == 0 for each in at.front.instances)
+
+
 async def test_one_of_each_may_fail_for_one_request() -> None:
     async with house(2, 2) as at:
         at.ps[0].hang_up = at.ds[0].hang_up = True
