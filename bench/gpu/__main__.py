@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import sys
@@ -19,13 +20,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import cost, equality, rig, ttft
+from bench.gpu import cost, equality, loading, rig, ttft
 from bench.gpu import replay as conversations
 from bench.gpu.model import LLAMA_8B, SMALL, TINY, Model, write_model
 from bench.gpu.rig import GIB, Bench
 
 LENGTHS = [8_000, 32_000, 64_000, 80_000, 120_000]
 PORT = 50063
+MOONCAKE_LONGEST = int(os.environ.get("MOONCAKE_LONGEST", "80000"))
 VARIANTS: dict[str, dict[str, Any]] = {
     "process": {},
     "thread": {"mover": "thread"},
@@ -64,7 +66,7 @@ class Stages:
         PARTS says which of them, in which order.
         """
         bench = self.bench
-        parts = os.environ.get("PARTS", "ttft,cold,no_hits,rhythm").split(",")
+        parts = os.environ.get("PARTS", "ttft,cold,no_hits,saves,loads").split(",")
         result: dict[str, Any] = {"token_bytes": self.model.token_bytes}
         if not self.small:
             result["bus"] = await ttft.bus(bench)
@@ -99,13 +101,19 @@ class Stages:
         if part == "cold":
             tokens, rounds = (600, 2) if self.small else (32_000, 5)
             return await cost.cold_prefill(bench, tokens, rounds, plain, first)
-        if part == "no_hits":
-            prompts, tokens = (4, 300) if self.small else (48, 4000)
+        if part in ("no_hits", "no_hits_many"):
+            prompts, tokens = (4, 300) if self.small else (24, 4000)
+            # Many: more than the engine has blocks for at once.
+            prompts *= 2 if part == "no_hits_many" else 1
             rounds, seed = int(os.environ.get("ROUNDS", "3")), 100_000 * (number + 1)
             return await cost.no_hits(
-                bench, cost.Misses(prompts, tokens, rounds, seed), plain, first
+                bench,
+                cost.Misses(prompts, tokens, rounds, seed),
+                {"plain": plain, "saving": first},
             )
-        return await self._rhythms(plain, first, second)
+        if part == "loads":
+            return await self._beside_loads(plain, first, second)
+        return await self._beside_saves(plain, first)
 
     async def variants(self) -> Any:
         """The cost of saves and misses by setting of the connector: which part costs what.
@@ -127,37 +135,53 @@ class Stages:
                 rounds = 1 if self.small else 5
                 return await cost.variants(self.bench, tokens, rounds, size, found)
 
-    async def _rhythms(
+    async def _beside_loads(
         self, plain: rig.Engine, first: rig.Engine, second: rig.Engine
     ) -> dict[str, Any]:
+        """More prefixes in turn than the pooled engine can keep, so that each is loaded; two that
+        plain vLLM keeps."""
         tokens, count = (300, 3) if self.small else (32_000, 8)
-        size = cost.Batch(2, 20, 1) if self.small else cost.Batch(32, 300, 2)
         stored = [[(60_000 + i, tokens)] for i in range(count)]
         for prompt in stored:
             await first.generate(prompt)
         for prompt in stored[:2]:
             await plain.generate(prompt)
         await asyncio.sleep(1)
-        loads = await cost.rhythm(
-            self.bench,
-            plain,
-            second,
-            "loads of other requests",
-            cost.cycle(stored[:2]),
-            cost.cycle(stored),
-            size,
-        )
+        sides = [
+            cost.Side("plain", plain, cost.cycle(stored[:2])),
+            cost.Side("pooled", second, cost.cycle(stored)),
+        ]
+        every_s = float(os.environ.get("LOADS_EVERY_S", "0.25"))
+        return await cost.rhythm(self.bench, "loads of other requests", sides, self.batch, every_s)
+
+    async def _beside_saves(self, plain: rig.Engine, first: rig.Engine) -> dict[str, Any]:
         fresh = 300 if self.small else 8_000
-        saves = await cost.rhythm(
-            self.bench,
-            plain,
-            first,
-            "saves of other requests",
-            cost.unseen(fresh, 2_000_000),
-            cost.unseen(fresh, 3_000_000),
-            size,
-        )
-        return {"rhythm_loads": loads, "rhythm_saves": saves}
+        sides = [
+            cost.Side("plain", plain, cost.unseen(fresh, 2_000_000)),
+            cost.Side("pooled", first, cost.unseen(fresh, 3_000_000)),
+        ]
+        every_s = float(os.environ.get("SAVES_EVERY_S", "0.5"))
+        return await cost.rhythm(self.bench, "saves of other requests", sides, self.batch, every_s)
+
+    @property
+    def batch(self) -> cost.Batch:
+        """The decode batch whose rhythm is measured."""
+        rounds = int(os.environ.get("BATCHES", "3"))
+        return cost.Batch(2, 300, 1) if self.small else cost.Batch(32, 200, rounds)
+
+    async def loading(self) -> Any:
+        """Loads by the connector's own code, without an engine, from huge and from small pages."""
+        size = loading.SMALL if self.small else loading.FULL
+        result: dict[str, Any] = {}
+        if not self.small:
+            result["bus"] = await ttft.bus(self.bench)
+        for kind, ways in (("huge", loading.WAYS), ("small", loading.WAYS[:3])):
+            nbytes = min(self.pool_bytes, 28 * GIB)
+            async with rig.pool(self.bench, nbytes, huge_pages=kind == "huge") as pool:
+                self.bench.say(f"   {kind} pages")
+                result[kind] = await loading.measure(self.bench, pool, size, ways)
+            self.bench.keep("loading", result)
+        return result
 
     async def offload(self) -> Any:
         """TTFT of vLLM's OffloadingConnector, which shares with nobody."""
@@ -170,18 +194,19 @@ class Stages:
 
     async def mooncake(self) -> Any:
         """TTFT of vLLM's MooncakeStoreConnector over TCP, from another process."""
-        command, environment = ttft.write_mooncake(self.bench, PORT, 24 * GIB)
+        command, environment = ttft.write_mooncake(self.bench, PORT, 20 * GIB)
         log = (self.bench.out / "mooncake_master.log").open("w")
         master = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
         connector = {
             "kv_connector": "MooncakeStoreConnector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"enable_cross_layers_blocks": True},
         }
         try:
             kind = self.options(connector, environment=environment)
             async with rig.engines(self.bench, {"mc-first": kind, "mc-second": kind}) as found:
-                lengths = [n for n in self.lengths if n <= 80_000]
+                lengths = [n for n in self.lengths if n <= MOONCAKE_LONGEST]
                 first, second = found["mc-first"], found["mc-second"]
                 return {"ttft": await ttft.mooncake(self.bench, lengths, first, second)}
         finally:
@@ -254,19 +279,39 @@ async def _main(bench: Bench, arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _gather(traces: Path, target: Path) -> None:
+    """Put what all processes noted into one file, in order of time; lines get the process's id."""
+    lines = []
+    for path in traces.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # the process was killed in the middle of it
+                lines.append([*json.loads(line)[:1], int(path.stem), *json.loads(line)[1:]])
+    with gzip.open(target, "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in sorted(lines, key=lambda x: x[:2]))
+
+
 def main() -> int:
     """Run the stages; 0 if all of them did."""
     parser = argparse.ArgumentParser(description=__doc__)
-    choices = ["pool", "variants", "offload", "mooncake", "equality", "replay"]
+    choices = ["loading", "pool", "variants", "offload", "mooncake", "equality", "replay"]
     parser.add_argument("stages", nargs="+", choices=choices)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
     parser.add_argument("--gpus", type=int, default=1, help="engines of a replay are spread over")
+    parser.add_argument("--trace", action="store_true", help="note where requests' time goes")
     parser.add_argument("--mover", default="", help="process or thread; empty: the default")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="moonpool-gpu-") as place:
-        return asyncio.run(_main(Bench(arguments.out, Path(place), arguments.cpu), arguments))
+        traces = Path(place) / "trace"
+        if arguments.trace:
+            traces.mkdir()
+            os.environ["MOONPOOL_TRACE"] = str(traces)
+        try:
+            return asyncio.run(_main(Bench(arguments.out, Path(place), arguments.cpu), arguments))
+        finally:
+            if arguments.trace:
+                _gather(traces, arguments.out / "trace.jsonl.gz")
 
 
 if __name__ == "__main__":

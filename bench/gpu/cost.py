@@ -27,6 +27,15 @@ class Batch:
     rounds: int
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One engine of a comparison, and the prompts that arrive beside its decode batch."""
+
+    name: str
+    engine: Engine
+    prompts: Prompts
+
+
 async def cold_prefill(
     bench: Bench, tokens: int, rounds: int, plain: Engine, saving: Engine
 ) -> dict[str, Any]:
@@ -52,9 +61,9 @@ class Misses:
     first_seed: int
 
 
-async def no_hits(bench: Bench, size: Misses, plain: Engine, saving: Engine) -> dict[str, Any]:
-    """Compare the time for a batch of prompts that nobody has seen, taking turns."""
-    engines = {"plain": plain, "saving": saving}
+async def no_hits(bench: Bench, size: Misses, engines: dict[str, Engine]) -> dict[str, Any]:
+    """Compare the time for a batch of prompts that nobody has seen, taking turns; the first
+    engine is what the others are compared with."""
     times: dict[str, list[float]] = {name: [] for name in engines}
     seeds = itertools.count(size.first_seed)
     for i in range(size.rounds):
@@ -69,9 +78,26 @@ async def no_hits(bench: Bench, size: Misses, plain: Engine, saving: Engine) -> 
             times[name].append(time.perf_counter() - began)
             if any(answer["cached"] for answer in answers):
                 raise RuntimeError("a prompt that nobody had seen was cached")
-    result = {"prompts": size.prompts, "tokens": size.tokens, **_compared("seconds", times)}
+            await asyncio.sleep(0.3)
+    base, *others = engines
+    medians = {name: rig.median(values) for name, values in times.items()}
+    result: dict[str, Any] = {
+        "prompts": size.prompts,
+        "tokens": size.tokens,
+        "seconds": times,
+        "median": medians,
+        "slower": {name: medians[name] / medians[base] - 1 for name in others},
+        "noise": {name: spread_of(values) for name, values in times.items()},
+    }
     bench.say(f"   no hits: {json.dumps(result)}")
     return result
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Return half the distance between the quartiles, as a share of the median."""
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    return (ordered[-1 - quarter] - ordered[quarter]) / 2 / rig.median(ordered)
 
 
 async def variants(
@@ -116,70 +142,63 @@ def _turn(engines: dict[str, Engine], i: int) -> list[str]:
 
 
 async def rhythm(
-    bench: Bench,
-    plain: Engine,
-    pooled: Engine,
-    kind: str,
-    plain_prompts: Prompts,
-    pooled_prompts: Prompts,
-    size: Batch,
+    bench: Bench, kind: str, sides: Sequence[Side], size: Batch, every_s: float
 ) -> dict[str, Any]:
-    """Compare inter-token latency of a decode batch while other requests come and go.
+    """Compare inter-token latency of a decode batch while other requests arrive.
 
-    Both engines compute the same: where the pooled engine loads a prefix, the plain one has it in
-    its own cache; where the pooled one saves what it prefills, the plain one only prefills.
+    They arrive every ``every_s`` seconds, whatever becomes of those before, and all engines
+    compute the same: where one loads a prefix, the other has it in its own cache; where one saves
+    what it prefills, the other only prefills.
     """
-    gaps: dict[str, list[list[float]]] = {"plain": [], "pooled": []}
-    others: dict[str, list[dict[str, Any]]] = {"plain": [], "pooled": []}
+    gaps: dict[str, list[list[float]]] = {side.name: [] for side in sides}
+    others: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     seeds = itertools.count(900_000)
     for i in range(size.rounds):
-        turns = [("plain", plain, plain_prompts), ("pooled", pooled, pooled_prompts)]
-        for name, engine, prompts in turns if i % 2 else turns[::-1]:
-            found, beside = await _decode(engine, prompts, next(seeds) * 1000, size)
-            gaps[name].append(found)
-            others[name] += beside
-    result: dict[str, Any] = {"kind": kind, "streams": size.streams}
+        for side in [*sides[i % len(sides) :], *sides[: i % len(sides)]]:
+            found, beside = await _decode(side, next(seeds) * 1000, size, every_s)
+            gaps[side.name].append(found)
+            others[side.name] += beside
+    result: dict[str, Any] = {"kind": kind, "streams": size.streams, "every_s": every_s}
     for name, runs in gaps.items():
         together = [gap for run in runs for gap in run]
         result[name] = {
-            "p50": rig.median(together),
-            "p90": rig.percentile(together, 0.9),
-            "p99": rig.percentile(together, 0.99),
+            **{f"p{p}": rig.percentile(together, p / 100) for p in (50, 90, 99)},
+            "mean": sum(together) / len(together),
             "p99_by_round": [rig.percentile(run, 0.99) for run in runs],
             "gaps": len(together),
             "other_requests": len(others[name]),
             "other_cached_tokens": sum(answer["cached"] for answer in others[name]),
+            "other_ttft_p50": rig.median([answer["ttft"] for answer in others[name]]),
         }
-    for share in ("p50", "p99"):
-        result[f"{share}_rise"] = result["pooled"][share] / result["plain"][share] - 1
+    first, *rest = (result[side.name] for side in sides)
+    for side, found in zip(sides[1:], rest, strict=True):
+        result[f"{side.name}_rise"] = {
+            what: found[what] / first[what] - 1 for what in ("p50", "p90", "p99", "mean")
+        }
     bench.say(f"   rhythm: {json.dumps(result)}")
     return result
 
 
 async def _decode(
-    engine: Engine, prompts: Prompts, seed: int, size: Batch
+    side: Side, seed: int, size: Batch, every_s: float
 ) -> tuple[list[float], list[dict[str, Any]]]:
     """Return the gaps between tokens of the batch, and the answers of the requests beside it."""
     decoding = [
-        asyncio.create_task(engine.generate([(seed + i, 1000)], out=size.out))
+        asyncio.create_task(side.engine.generate([(seed + i, 1000)], out=size.out))
         for i in range(size.streams)
     ]
     await asyncio.sleep(1.0)
-    beside: list[dict[str, Any]] = []
-
-    async def others() -> None:
-        while not all(task.done() for task in decoding):
-            beside.append(await engine.generate(prompts()))
-
-    workers = [asyncio.create_task(others()) for _ in range(2)]
+    beside: list[asyncio.Task[dict[str, Any]]] = []
+    while not any(task.done() for task in decoding):
+        beside.append(asyncio.create_task(side.engine.generate(side.prompts())))
+        await asyncio.sleep(every_s)
     answers = await asyncio.gather(*decoding)
-    await asyncio.gather(*workers)
     gaps = [
         later - earlier
         for answer in answers
         for earlier, later in itertools.pairwise(answer["times"][SETTLE:])
     ]
-    return gaps, beside
+    return gaps, list(await asyncio.gather(*beside))
 
 
 def _compared(what: str, times: dict[str, list[float]]) -> dict[str, Any]:

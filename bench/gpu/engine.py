@@ -87,7 +87,7 @@ class Engine:
             )
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=65536)
 def _run(seed: int, count: int, vocabulary: int) -> Any:
     random = np.random.default_rng(seed)
     return random.integers(LOWEST_TOKEN, vocabulary, count)

@@ -77,13 +77,19 @@ class Engine:
         """Empty the engine's own prefix cache; False if requests or saves were still there."""
         return bool((await self._ask({"op": "reset"}))["reset"])
 
-    async def empty(self, timeout_s: float = 30.0) -> None:
+    async def empties(self, timeout_s: float) -> bool:
         """Reset until it succeeds: saves that still run hold blocks for a moment."""
         deadline = time.monotonic() + timeout_s
         while not await self.reset():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.name}: the prefix cache cannot be emptied")
+                return False
             await asyncio.sleep(0.05)
+        return True
+
+    async def empty(self, timeout_s: float = 30.0) -> None:
+        """Reset until it succeeds; raise RuntimeError if it does not."""
+        if not await self.empties(timeout_s):
+            raise RuntimeError(f"{self.name}: the prefix cache cannot be emptied")
 
     async def stop(self) -> None:
         """End the process and its children."""
@@ -174,6 +180,9 @@ async def _start_engine(bench: Bench, name: str, options: dict[str, Any], gpu: i
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         **options.pop("environment", {}),
     }
+    if "MOONPOOL_TRACE" in os.environ:
+        paths = [str(HERE / "traced"), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     log = (bench.out / f"{name}.log").open("w")
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -207,14 +216,15 @@ class Pool:
 
 
 @contextlib.asynccontextmanager
-async def pool(bench: Bench, nbytes: int) -> AsyncIterator[Pool]:
-    """Run a pool of so many bytes of this host's memory, touched before it is yielded."""
+async def pool(bench: Bench, nbytes: int, **more: Any) -> AsyncIterator[Pool]:
+    """Run a pool of so many bytes of this host's memory, touched before it is yielded; more:
+    settings of the node."""
     with tempfile.TemporaryDirectory(prefix="moonpool-gpu-", dir="/dev/shm") as segments:
         master, told = await _service(bench, "master", {"http_port": 0})
         node = None
         try:
             address = f"127.0.0.1:{told['port']}"
-            settings = {"master": address, "size": nbytes, "segment_dir": segments}
+            settings = {"master": address, "size": nbytes, "segment_dir": segments, **more}
             began = time.monotonic()
             node, _ = await _service(bench, "node", settings)
             await _until_touched(Path(segments), nbytes)

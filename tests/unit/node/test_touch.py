@@ -118,7 +118,7 @@ def test_huge_pages_that_take_long_are_given_up(monkeypatch: pytest.MonkeyPatch)
         )
         toucher.start()
         toucher.join()
-        assert len(asked) == 8
+        assert len(asked) == 3  # a second for each
         assert toucher.touched_bytes > 70 * MIB
         segment.close()
         Path(file.name).touch()
