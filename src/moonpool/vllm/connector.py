@@ -25,6 +25,7 @@ from moonpool.vllm.meta import StepMetadata, StepResults
 from moonpool.vllm.metrics import MoonpoolPromMetrics, MoonpoolStats
 from moonpool.vllm.pools import LOOKUP_TIMEOUT_S
 from moonpool.vllm.scheduler import SchedulerSide, stride_of
+from moonpool.vllm.stats import Tally
 from moonpool.vllm.worker import WorkerSide
 
 try:
@@ -131,11 +132,15 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _name(self, side: str) -> str:
         return f"vllm-{side}-{str(self._kv_transfer_config.engine_id)[:8]}"
 
+    @property
+    def tally(self) -> Tally:
+        """Where this side counts."""
+        side = self._scheduler or self._worker
+        return side.tally if side is not None else Tally()
+
     def _note_error(self, where: str) -> None:
         self._errors += 1
-        side = self._scheduler or self._worker
-        if side is not None:
-            side.tally.count("errors")
+        self.tally.count("errors")
         # Each power of two, so that a fault in every step does not fill the disk.
         if self._errors & (self._errors - 1) == 0:
             logger.exception("moonpool: %s failed (%d errors so far)", where, self._errors)

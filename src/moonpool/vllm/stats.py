@@ -34,6 +34,10 @@ COUNTERS = {
     "remote_tokens": "tokens that such loads brought",
     "remote_objects": "objects that came while a load waited, or were there",
     "remote_objects_early": "of these, those that came before their prefill was over",
+    "peer_loads": "loads of which a peer connector brings the end, or all",
+    "peer_failures": "of these, those that the peer said had failed",
+    "peer_timeouts": "of these, those that the peer did not end in time",
+    "peer_params_refused": "requests whose kv_transfer_params the peer was not given",
     "corrupt_objects": "objects whose bytes were not those that were saved",
     "mover_failures": "times the process that moves bytes ended by itself or was ended",
     "errors": "exceptions kept from the engine",
@@ -43,6 +47,7 @@ GAUGES = {
     "save_jobs": "save jobs in progress",
     "loading_requests": "requests that wait for a load",
     "open_handoffs": "requests prefilled here for another engine that are not over",
+    "peer_held_blocks": "blocks out of use because a peer that was given up may write to them",
     "pool_connected": "1 while the pool answers",
 }
 BUCKETS_S = (

@@ -1,0 +1,37 @@
+"""The ``transfer_id`` values that are in use on an instance that sends."""
+
+from __future__ import annotations
+
+
+class Transfers:
+    """Which request each ``transfer_id`` belongs to.
+
+    A peer keeps one record for each id: a second request of that id would leave the blocks of the
+    first held for good. An id is free again two steps after its request, when the peer knows.
+    """
+
+    def __init__(self) -> None:
+        """None is taken."""
+        self._owners: dict[str, str] = {}
+        self._taken: dict[str, str] = {}
+        self._resting: tuple[list[str], list[str]] = ([], [])
+
+    def take(self, transfer: str, request_id: str) -> bool:
+        """Return whether the id was free; it is the request's then."""
+        if transfer in self._owners:
+            return False
+        self._owners[transfer] = request_id
+        self._taken[request_id] = transfer
+        return True
+
+    def give_back(self, request_id: str) -> None:
+        """Free a request's id, if it has one."""
+        transfer = self._taken.pop(request_id, None)
+        if transfer is not None:
+            self._resting[0].append(transfer)
+
+    def new_step(self) -> None:
+        """A step begins."""
+        for transfer in self._resting[1]:
+            del self._owners[transfer]
+        self._resting = ([], self._resting[0])
