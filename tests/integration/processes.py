@@ -82,6 +82,10 @@ class Daemon:
     def start(self) -> Self:
         """Start the process and wait until it serves; from then on it keeps its port."""
         self.spawn()
+        return self.wait()
+
+    def wait(self) -> Self:
+        """Wait until a process that was spawned serves."""
         eventually(f"{self.role} is ready", self._is_ready, START_S)
         self.ready = json.loads(self._ready_file.read_text())
         self.keys["port"] = self.ready["port"]

@@ -70,10 +70,6 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _epoch_of(connection: Connection) -> int:
-    return connection.epoch
-
-
 def _deposed(connection: Connection) -> LostAnswerError:
     """Return why the answer on a connection does not count."""
     connection.close()
@@ -298,7 +294,6 @@ class SocketChannel:
         seeker = self._seeker
         connection = seeker.reach(
             lambda where: Connection(where, self._hello, seeker.patience_s(where, timeout_s)),
-            _epoch_of,
             timeout_s,
         )
         if seeker.follows:

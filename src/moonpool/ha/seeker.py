@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from moonpool.config_ha import ElectionStore, is_store, parse_masters, parse_store
 from moonpool.config_values import parse_address
@@ -24,7 +24,19 @@ SUSPECT_S = 0.3
 
 Address = tuple[str, int]
 Look = Callable[[ElectionStore, float], Record | None]
-T = TypeVar("T")
+
+
+class Greeted(Protocol):
+    """A connection that a master has welcomed."""
+
+    epoch: int
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+T = TypeVar("T", bound=Greeted)
 
 
 class Seeker:
@@ -112,7 +124,7 @@ class Seeker:
         """Return how long a master may take to greet, where others may do it in its place."""
         return min(limit_s, SUSPECT_S) if self.follows and address == self._suspect else limit_s
 
-    def reach(self, open_: Callable[[Address], T], epoch: Callable[[T], int], limit_s: float) -> T:
+    def reach(self, open_: Callable[[Address], T], limit_s: float) -> T:
         """Return what ``open_`` makes of the leader's address. Raises MoonpoolError."""
         error: MoonpoolError = MasterUnreachableError("no master was asked")
         for _ in range(HOPS_MAX):
@@ -127,7 +139,11 @@ class Seeker:
             except MoonpoolError:
                 self.failed(address)
                 raise
-            self.accepted(address, epoch(found))
+            try:
+                self.accepted(address, found.epoch)
+            except MoonpoolError:
+                found.close()
+                raise
             return found
         raise error
 
