@@ -7,12 +7,10 @@ tried when one gives none; after it the client learns that the answer broke.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
 from moonpool.router import presence
@@ -22,15 +20,14 @@ from moonpool.router.instance import Instance, Plan, Ticket
 from moonpool.router.knowledge import Knowledge
 from moonpool.router.members import Members
 from moonpool.router.metrics import RouterMetrics
-from moonpool.router.openai import error_body, error_response
+from moonpool.router.openai import error_response
 from moonpool.router.options import Options
 from moonpool.router.pd_plan import Planner, Tried
 from moonpool.router.pd_prefill import PrefillFailed
 from moonpool.router.pd_split import Split, Splits
-from moonpool.router.pd_usage import CachedTokens
 from moonpool.router.policy import Policy
 from moonpool.router.prompt import RoutedRequest
-from moonpool.router.usage import Tail
+from moonpool.router.relay import Relay
 
 ATTEMPTS_MAX = 3
 # A request that makes engines hang up must not go through all of them.
@@ -39,7 +36,6 @@ REACHED_IN_ALL_MAX = 3
 # So many prefilling engines are tried; then the decoding one computes the prompt for itself.
 PREFILLS_MAX = 2
 BUSY = frozenset((429, 502, 503, 504))
-SSE = "text/event-stream"
 
 
 @dataclass(slots=True)
@@ -180,7 +176,12 @@ class Forwarder:
             self._first_byte(routed, ticket, upstream, split)
             if routed.made is not None:
                 routed.made(first, instance)
-            return await self._pass_on(request, routed, ticket.plan, upstream, first, split)
+            prefill = split.prefill if split is not None else None
+            relay = Relay(request, upstream, prefill, self.metrics, self.options.write_timeout_s)
+            answer = await relay.run(first, instance.url)
+            if relay.usage is not None:
+                self.knowledge.learn(routed.prompt, relay.usage)
+            return answer
 
     async def _begin(
         self, request: web.Request, routed: RoutedRequest, instance: Instance, split: Split | None
@@ -229,88 +230,8 @@ class Forwarder:
             known = plan.ahead or plan
             self.metrics.foreseen_tokens.inc(max(known.local_tokens, known.pool_tokens))
 
-    async def _pass_on(
-        self,
-        request: web.Request,
-        routed: RoutedRequest,
-        plan: Plan,
-        upstream: aiohttp.ClientResponse,
-        chunk: bytes,
-        split: Split | None,
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(status=upstream.status, headers=end_to_end(upstream.headers))
-        counts = None
-        if split is not None and upstream.status == 200 and plain_text(upstream):
-            counts = CachedTokens()
-        if (length := upstream.content_length) is not None:
-            response.content_length = length
-        await response.prepare(request)
-        tail = Tail()
-        while True:
-            at_end = not chunk
-            if counts is not None and split is not None:
-                outcome = split.prefill.outcome
-                counts.cached = outcome.cached if outcome is not None else None
-                chunk = counts.end() if at_end else counts.feed(chunk)
-            tail.feed(chunk)
-            if chunk and not await self._written(request, response, upstream, chunk):
-                return response
-            if at_end:
-                break
-            try:
-                chunk = await up.read(upstream)
-            except up.UpstreamError:
-                self.metrics.broken_streams.labels(plan.serve.url).inc()
-                await _break_off(request, response)
-                return response
-        with contextlib.suppress(ConnectionResetError):
-            await response.write_eof()
-        if upstream.status == 200 and (usage := tail.usage()) is not None:
-            self.knowledge.learn(routed.prompt, usage)
-        return response
-
-    async def _written(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        upstream: aiohttp.ClientResponse,
-        chunk: bytes,
-    ) -> bool:
-        try:
-            async with asyncio.timeout(self.options.write_timeout_s):
-                await response.write(chunk)
-        except (ConnectionResetError, TimeoutError):
-            # The client has left or does not read: the instance need not go on either.
-            self.metrics.disconnects.inc()
-            upstream.close()
-            _abort(request)
-            return False
-        return True
-
 
 def handover_failed(status: int, first: bytes) -> bool:
     """Return whether a decoding engine that was to take a prompt's KV says that it failed, as vLLM
     does where it may not recompute (``kv_load_failure_policy``)."""
     return status == 500 or (status == 200 and first.startswith(b'data: {"error"'))
-
-
-def plain_text(upstream: aiohttp.ClientResponse) -> bool:
-    """Return whether an answer's bytes can be read as they are."""
-    return upstream.headers.get("Content-Encoding", "identity") == "identity"
-
-
-async def _break_off(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell the client that the answer will not go on, as far as HTTP still allows."""
-    if response.content_type == SSE:
-        body = error_body("the instance broke off the answer", 502)
-        with contextlib.suppress(ConnectionResetError):
-            await response.write(b"data: " + msgspec.json.encode(body) + b"\n\n")
-            await response.write_eof()
-    else:
-        # A body without its end is the only sign that is left.
-        _abort(request)
-
-
-def _abort(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()

@@ -1,0 +1,260 @@
+"""Two engines that prefill and two that decode behind the router, with one of each killed and one
+added while conversations grow: every answer is that of one plain engine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from moonpool.demo.model import build_model
+from tests.e2e.vllm.conftest import NEW, SHAPE
+from tests.e2e.vllm.logprobs import difference
+from tests.e2e.vllm.servers import OBJECT, Server
+from tests.e2e.xpyd_client import Broken, Conversation, ask
+from tests.integration.processes import environment, eventually, pool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SAME = 1e-4
+CONVERSATIONS = 24
+KEY = "secret"
+WAIT_S = 60.0
+SPARE = ("--max-num-batched-tokens", "512")
+
+
+def transfer(role: str) -> dict[str, Any]:
+    """Return the connector's configuration of an engine."""
+    return {
+        "kv_connector": "MoonpoolConnector",
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"object_tokens": OBJECT, "lookup_wait_ms": 2000},
+    }
+
+
+class Router:
+    """``moonpool router`` as a process, with its log."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log = folder / "router.log"
+        command = [sys.executable, "-m", "moonpool.cli", "router", "--port", "0", *arguments]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stderr=log, env=environment() | {"ADMIN_API_KEY": KEY}
+            )
+        eventually("the router listens", self._listens, WAIT_S)
+        self.url = f"http://{self._listens()}"
+
+    def _listens(self) -> str:
+        assert self.process.poll() is None, self.text()
+        found = re.search(r"listens on (\S+) for", self.text())
+        return found[1] if found else ""
+
+    def text(self) -> str:
+        """What it has logged."""
+        return self.log.read_text(errors="replace")
+
+    def end(self) -> None:
+        """End it and wait."""
+        self.process.terminate()
+        self.process.wait(WAIT_S)
+
+
+class Story:
+    """What happens to the engines, and what became of the requests meanwhile."""
+
+    def __init__(self, stack: ExitStack, folder: Path, master: str) -> None:
+        model = build_model(folder, SHAPE)
+
+        def server(name: str, config: dict[str, Any]) -> Server:
+            made = stack.enter_context(Server(name, model, folder, config, master))
+            return made.spawn(*SPARE)
+
+        self.plain = server("plain", {})
+        self.ps = [server(name, transfer("kv_producer")) for name in ("p0", "p1")]
+        self.ds = [server(name, transfer("kv_consumer")) for name in ("d0", "d1")]
+        for each in (self.plain, *self.ps, *self.ds):
+            each.ready()
+        flags = [*("--master", master), *("--pd", "pool"), *("--bypass-tokens", "48")]
+        flags += [flag for each in self.ps for flag in ("--prefill", each.url)]
+        flags += [flag for each in self.ds for flag in ("--decode", each.url)]
+        self.router = Router(folder, *flags, "--health-s", "1")
+        stack.callback(self.router.end)
+        self._server = server
+        self.talks = [Conversation(number) for number in range(CONVERSATIONS)]
+        self.answers: list[list[dict[str, Any]]] = []
+        self.broken: list[Broken] = []
+        self.again: dict[str, Any] = {}
+
+    async def run(self) -> None:
+        """Four turns: as it should be, with what was decoded before, with two killed, with one
+        added. Then the last again."""
+        async with aiohttp.ClientSession() as self.http:
+            for _ in range(4):
+                await self._expect()
+            self.plain.end()
+            newcomer = self._server("d2", transfer("kv_consumer"))
+            for turn in (0, 1):
+                await self._turn(turn)
+                await self._saved()
+            await asyncio.gather(self._turn(2), self._kill())
+            newcomer.ready()
+            await self._add(newcomer)
+            self.ds.append(newcomer)
+            await self._turn(3)
+            self.before_again = await self.metrics()
+            self.again = await ask(
+                self.http, self.router.url, self.talks[0].prompts[3], stream=False
+            )
+            self.after_again = await self.metrics()
+            self.status = await self._get("/status")
+
+    async def _expect(self) -> None:
+        """Let the plain engine answer the next turn."""
+        turn = len(self.talks[0].expected)
+        answers = await asyncio.gather(
+            *(ask(self.http, self.plain.url, t.next(turn), stream=False) for t in self.talks)
+        )
+        for talk, answer in zip(self.talks, answers, strict=True):
+            talk.expected.append(answer)
+
+    async def _turn(self, turn: int) -> None:
+        """Ask for all conversations' turn at once, every other as a stream."""
+        self.answers.append(
+            await asyncio.gather(
+                *(self._one(talk, turn, talk.number % 2 == 1) for talk in self.talks)
+            )
+        )
+
+    async def _one(self, talk: Conversation, turn: int, stream: bool) -> dict[str, Any]:
+        try:
+            return await ask(self.http, self.router.url, talk.next(turn), stream=stream)
+        except Broken as error:
+            # A client asks again when what it was reading breaks off.
+            self.broken.append(error)
+            return await ask(self.http, self.router.url, talk.next(turn), stream=False)
+
+    async def _kill(self) -> None:
+        """Kill one engine of both kinds while they have work."""
+
+        async def busy() -> bool:
+            found = {e["url"]: e["in_flight"] for e in (await self._get("/status"))["instances"]}
+            return bool(found[self.ps[0].url] and found[self.ds[0].url] > 2)
+
+        await until(busy)
+        self.ps[0].kill()
+        self.ds[0].kill()
+
+    async def _saved(self) -> None:
+        """Wait until all engines have given the pool what they had for it."""
+
+        async def idle() -> bool:
+            jobs = [e.metric("vllm:moonpool_save_jobs") for e in (*self.ps, *self.ds)]
+            return not any(jobs)
+
+        await until(idle)
+
+    async def _add(self, server: Server) -> None:
+        body = {"type": "decode", "instance": server.url.removeprefix("http://")}
+        headers = {"X-API-Key": KEY}
+        async with self.http.post(
+            f"{self.router.url}/instances/add", json=body, headers=headers
+        ) as response:
+            assert response.status == 200, await response.text()
+
+    async def _get(self, path: str) -> Any:
+        async with self.http.get(f"{self.router.url}{path}") as response:
+            return await response.json()
+
+    async def metrics(self) -> str:
+        """Return the router's counters."""
+        async with self.http.get(f"{self.router.url}/metrics") as response:
+            return await response.text()
+
+    def count(self, page: str, name: str, **labels: str) -> float:
+        """Return the sum of a counter's samples with these labels."""
+        lines = [line for line in page.splitlines() if line.startswith(f"moonpool_router_{name}")]
+        fits = [x for x in lines if all(f'{k}="{v}"' in x for k, v in labels.items())]
+        return sum(float(line.rpartition(" ")[2]) for line in fits)
+
+
+async def until(happened: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something that will be."""
+    async with asyncio.timeout(WAIT_S):
+        while not await happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """All of it, told once."""
+    pytest.importorskip("vllm")
+    if not NEW:
+        pytest.skip("block hashes of several processes are the same from vLLM 0.29 on")
+    folder = tmp_path_factory.mktemp("xpyd")
+    with ExitStack() as stack:
+        master, _ = stack.enter_context(pool(folder, size="256MB"))
+        told = Story(stack, folder, master.address)
+        try:
+            asyncio.run(told.run())
+        except BaseException:
+            sys.stdout.write(told.router.text()[-6000:])
+            raise
+        yield told
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_every_answer_is_that_of_a_plain_engine(story: Story, turn: int) -> None:
+    worst = [
+        difference(answer, talk.expected[turn])
+        for answer, talk in zip(story.answers[turn], story.talks, strict=True)
+    ]
+    assert max(worst) < SAME
+
+
+def test_nothing_fails_that_had_not_begun_to_stream(story: Story) -> None:
+    assert [str(each) for each in story.broken if not each.begun] == []
+
+
+def test_what_was_decoded_is_cached_for_the_next_prefill(story: Story) -> None:
+    found = [
+        answer["cached"] > len(talk.prompts[0])
+        for answer, talk in zip(story.answers[1], story.talks, strict=True)
+    ]
+    assert sum(found) == len(found)
+    # And what a first prompt brings along is not called cached.
+    assert all(answer["cached"] == 0 for answer in story.answers[0])
+
+
+def test_requests_were_split(story: Story) -> None:
+    page = story.after_again
+    assert story.count(page, "pd_requests_total", path="split") >= 3 * CONVERSATIONS
+    assert story.count(page, "prefill_seconds_count") >= 3 * CONVERSATIONS
+
+
+def test_what_is_cached_already_is_decoded_at_once(story: Story) -> None:
+    def bypassed(page: str) -> float:
+        return story.count(page, "pd_requests_total", path="bypassed")
+
+    assert bypassed(story.after_again) == bypassed(story.before_again) + 1
+    assert difference(story.again, story.talks[0].expected[3]) < SAME
+
+
+def test_the_dead_are_named_once_and_the_newcomer_works(story: Story) -> None:
+    text = story.router.text()
+    for dead in (story.ps[0], story.ds[0]):
+        assert len(re.findall(f"{dead.url} .* is gone", text)) == 1
+    newcomer = story.ds[-1].url
+    assert story.count(story.after_again, "requests_total", instance=newcomer, status="200") > 0
+    (shown,) = [each for each in story.status["instances"] if each["url"] == newcomer]
+    assert (shown["role"], shown["up"]) == ("decode", True)
+    assert story.status["prefill_node_count"] == 2

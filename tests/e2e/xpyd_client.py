@@ -1,0 +1,98 @@
+"""Conversations of token ids through an OpenAI-compatible server, whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from tests.e2e.vllm.servers import LOGPROBS, prompt, read
+
+ANSWER_TOKENS = 40
+WAIT_S = 300.0
+
+
+class Broken(Exception):
+    """A stream that ended before its end; ``begun``: whether any of it had come."""
+
+    def __init__(self, text: str, *, begun: bool) -> None:
+        super().__init__(text)
+        self.begun = begun
+
+
+@dataclass
+class Conversation:
+    """What has been said so far, and what a plain engine answered to each turn."""
+
+    number: int
+    expected: list[dict[str, Any]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+
+    def next(self, turn: int) -> list[int]:
+        """Return the prompt of a turn; those before must have been answered."""
+        while len(self.prompts) <= turn:
+            at = len(self.prompts)
+            new = prompt(1000 * self.number + at, (150 if at == 0 else 60) + 7 * self.number % 120)
+            before = [*self.prompts[-1], *self.expected[at - 1]["tokens"]] if at else []
+            self.prompts.append([*before, *new])
+        return self.prompts[turn]
+
+
+async def ask(
+    http: aiohttp.ClientSession, url: str, tokens: list[int], *, stream: bool
+) -> dict[str, Any]:
+    """Return the answer in the form that ``logprobs.difference`` compares; raise Broken."""
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": tokens,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "logprobs": LOGPROBS,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    async with asyncio.timeout(WAIT_S), http.post(f"{url}/v1/completions", json=body) as response:
+        if not stream or response.status != 200:
+            text = await response.text()
+            if response.status != 200:
+                raise Broken(f"HTTP {response.status}: {text}", begun=False)
+            return read(json.loads(text))
+        assert response.content_type == "text/event-stream"
+        return read(_joined(await _events(response)))
+
+
+async def _events(response: aiohttp.ClientResponse) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    try:
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                event = json.loads(line.removeprefix(b"data: "))
+                if "error" in event:
+                    raise Broken(str(event), begun=bool(found))
+                found.append(event)
+            elif line.startswith(b"data: [DONE]"):
+                return found
+    except aiohttp.ClientError as error:
+        raise Broken(str(error), begun=bool(found)) from error
+    raise Broken("no end", begun=bool(found))
+
+
+def _joined(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a stream as if it had been one answer."""
+    choices = [each["choices"][0] for each in events if each.get("choices")]
+    steps = [step for each in choices for step in (each["logprobs"] or {}).get("top_logprobs", [])]
+    return {
+        "choices": [
+            {
+                "token_ids": [t for each in choices for t in each.get("token_ids") or []],
+                "logprobs": {"top_logprobs": steps},
+            }
+        ],
+        "usage": events[-1]["usage"],
+    }
