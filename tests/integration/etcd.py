@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Self
 from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
@@ -21,6 +21,7 @@ from tests.integration.processes import eventually, freeze
 START_S = 30.0
 
 ETCD = shutil.which("etcd")
+OPEN = build_opener(ProxyHandler({})).open
 
 needs_etcd = pytest.mark.skipif(
     ETCD is None, reason="no etcd on this machine (Debian: apt-get install etcd-server)"
@@ -30,13 +31,11 @@ needs_etcd = pytest.mark.skipif(
 class Etcd:
     """One etcd that keeps its data in a folder; started with ``with`` or ``start``."""
 
-    def __init__(self, folder: Path, name: str = "etcd", prefix: tuple[str, ...] = ()) -> None:
-        """prefix: a command that runs another one, such as ``ip netns exec NAME``."""
-        self.folder = folder / name
-        self.host = "127.0.0.1"
-        self.port, self._peer_port = _free_port(), _free_port()
-        self.log = folder / f"{name}.log"
-        self._prefix = prefix
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self.folder = folder / "etcd"
+        self.host = host
+        self.port, self._peer_port = _free_port(host), _free_port(host)
+        self.log = folder / "etcd.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -58,7 +57,7 @@ class Etcd:
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self._prefix, ETCD, *(f"--{key}={value}" for key, value in options.items())],
+                [ETCD, *(f"--{key}={value}" for key, value in options.items())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -71,7 +70,7 @@ class Etcd:
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of its HTTP gateway."""
         request = Request(f"http://{self.address}{path}", json.dumps(body).encode())
-        with urlopen(request, timeout=5) as response:
+        with OPEN(request, timeout=5) as response:
             found: dict[str, Any] = json.loads(response.read())
         return found
 
@@ -106,7 +105,7 @@ class Etcd:
         assert self.process is not None
         assert self.process.poll() is None, self.log.read_text(errors="replace")[-2000:]
         try:
-            with urlopen(f"http://{self.address}/health", timeout=1) as response:
+            with OPEN(f"http://{self.address}/health", timeout=1) as response:
                 return bool(response.status == 200)
         except (URLError, OSError):
             return False
@@ -118,7 +117,7 @@ class Etcd:
         self.end()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as found:
         port: int = found.getsockname()[1]
         return port

@@ -54,6 +54,7 @@ class Daemon:
     def __init__(self, role: str, folder: Path, **keys: object) -> None:
         self.role = role
         self.keys = keys
+        self.prefix: tuple[str, ...] = ()
         self.ready: dict[str, Any] = {}
         self.log = folder / f"{role}-{uuid.uuid4().hex[:8]}.log"
         self._ready_file = self.log.with_suffix(".ready")
@@ -69,7 +70,7 @@ class Daemon:
         """Start the process without waiting for it."""
         self._ready_file.unlink(missing_ok=True)
         keys = self.keys | {"ready_file": self._ready_file}
-        command = [sys.executable, "-m", f"moonpool.{self.role}"]
+        command = [*self.prefix, sys.executable, "-m", f"moonpool.{self.role}"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command + [f"{key}={value}" for key, value in keys.items()],
@@ -135,7 +136,7 @@ class Master(Daemon):
     @property
     def address(self) -> str:
         """Where clients and nodes connect."""
-        return f"127.0.0.1:{self.ready['port']}"
+        return f"{self.keys.get('host', '127.0.0.1')}:{self.ready['port']}"
 
     def http(self, path: str) -> bytes:
         """Return what the HTTP side answers."""

@@ -15,6 +15,7 @@ from typing import Self
 
 from moonpool import MoonpoolError, Store
 from tests.integration.etcd import Etcd
+from tests.integration.networks import Hosts
 from tests.integration.processes import Master, Node, eventually, freeze, ready_segments
 
 FAILOVER_S = 30.0
@@ -149,12 +150,18 @@ def check_kept(store: Store, keys: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def trio(folder: Path, etcd: Etcd, nodes: int = 2) -> Iterator[Trio]:
-    """Run three masters, and nodes that are told the store and the masters in turn."""
+def trio(folder: Path, etcd: Etcd, nodes: int = 2, hosts: Hosts | None = None) -> Iterator[Trio]:
+    """Run three masters, and nodes that are told the store and the masters in turn.
+
+    hosts: where the masters run; the nodes are on this side of the bridge.
+    """
     ha = f"etcd://{etcd.address}/{uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
         masters = [Master(folder, ha=ha) for _ in range(3)]
-        for each in masters:
+        for number, each in enumerate(masters):
+            if hosts is not None:
+                each.prefix = hosts.command(number)
+                each.keys["host"] = hosts.address(number)
             each.spawn()
             stack.push(each.__exit__)
         for each in masters:
@@ -163,6 +170,8 @@ def trio(folder: Path, etcd: Etcd, nodes: int = 2) -> Iterator[Trio]:
         for number in range(nodes):
             node = Node(folder, masters[0], f"n{number}")
             node.keys |= {"master": found.list} if number % 2 else {"ha": ha}
+            if hosts is not None:
+                node.keys["host"] = hosts.here
             found.nodes.append(node)
             node.spawn()
             stack.push(node.__exit__)
