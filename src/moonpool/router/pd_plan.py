@@ -76,7 +76,8 @@ class Planner:
         if not serving:
             return None
         prefilling = self._prefilling(routed, tried)
-        if not prefilling:
+        # An engine that only sends KV may end itself when it is told to receive some.
+        if not prefilling or serving[0].role == PREFILL:
             return policy.choose(routed, serving)
         ahead = self._ahead(policy).choose(routed, prefilling)
         assert ahead.serve.role == PREFILL, "chosen among these"
@@ -138,6 +139,6 @@ class Planner:
         handed = dataclasses.replace(routed, pool_tokens=tokens)
         chosen = policy.choose(handed, serving)
         local = min(chosen.local_tokens, tokens)
-        work = chosen.serve.work(1, tokens - local)
+        work = dataclasses.replace(chosen.work, prefill_tokens=1.0, load_tokens=tokens - local)
         predicted_s = chosen.serve.model.predict(work)
         return Plan(chosen.serve, work, local, tokens, 1.0, predicted_s)
