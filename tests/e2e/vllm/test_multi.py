@@ -1,4 +1,7 @@
-"""Prefill and decode below vLLM's MultiConnector: NIXL between the two, the pool beside it."""
+"""Prefill and decode with NIXL between them and the pool beside: below MultiConnector, and joined.
+
+Three instances: ``prefill`` and ``decode`` have MultiConnector, ``joined`` has MoonpoolPDConnector.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,7 @@ from tests.integration.processes import eventually, pool
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SAME = 1e-4
+PEER_TIMEOUT_S = 8.0
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 POOL = {
     "kv_connector": "MoonpoolConnector",
@@ -40,17 +45,40 @@ def multi(role: str) -> dict[str, Any]:
     }
 
 
+def joined() -> dict[str, Any]:
+    """The composite, of docs/pd.md too."""
+    return {
+        "kv_connector": "MoonpoolPDConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "object_tokens": OBJECT,
+            "lookup_wait_ms": 2000,
+            "peer_timeout_s": PEER_TIMEOUT_S,
+            "peer": {"kv_connector": "NixlConnector"},
+        },
+    }
+
+
 @dataclass
-class Pair:
-    """A prefill and a decode instance."""
+class Trio:
+    """A prefill and two decode instances; the last can be either."""
 
     prefill: Server
     decode: Server
+    joined: Server
 
-    def ask(self, tokens: list[int], count: int = 4) -> dict[str, Any]:
+    def ask(
+        self,
+        tokens: list[int],
+        count: int = 4,
+        *,
+        first: Server | None = None,
+        second: Server | None = None,
+    ) -> dict[str, Any]:
         """Serve a prompt as a proxy does: P first, its parameters to D."""
-        first = self.prefill.complete(tokens, 1, kv_transfer_params=REMOTE_DECODE)
-        return self.decode.complete(tokens, count, kv_transfer_params=first["params"])
+        told = (first or self.prefill).complete(tokens, 1, kv_transfer_params=REMOTE_DECODE)
+        server = second or self.decode
+        return server.complete(tokens, count, kv_transfer_params=told["params"])
 
     def plain(self, tokens: list[int], count: int = 4) -> dict[str, Any]:
         """Serve a prompt on one instance; the salt hides all that was computed before."""
@@ -58,7 +86,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     pytest.importorskip("vllm")
     pytest.importorskip("nixl")
     if not NEW:
@@ -67,13 +95,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = build_model(folder, SHAPE)
     with contextlib.ExitStack() as stack:
         master, _ = stack.enter_context(pool(folder, size="256MB"))
+        configs = {
+            "prefill": multi("kv_producer"),
+            "decode": multi("kv_consumer"),
+            "joined": joined(),
+        }
         servers = [
-            stack.enter_context(Server(name, model, folder, multi(role), master.address))
-            for name, role in (("prefill", "kv_producer"), ("decode", "kv_consumer"))
+            stack.enter_context(Server(name, model, folder, config, master.address))
+            for name, config in configs.items()
         ]
         for server in servers:
             server.spawn()
-        yield Pair(*(server.ready() for server in servers))
+        yield Trio(*(server.ready() for server in servers))
 
 
 @contextlib.contextmanager
@@ -96,59 +129,200 @@ def silent_port() -> Iterator[int]:
                 one.close()
 
 
-def test_decode_takes_the_prompt_from_prefill_and_the_pool_keeps_both(pair: Pair) -> None:
+def test_decode_takes_the_prompt_from_prefill_and_the_pool_keeps_both(trio: Trio) -> None:
     tokens = prompt(1, 300)
-    answer = pair.ask(tokens, 90)
-    assert pair.decode.metric("vllm:nixl_xfer_time_seconds_count") == 1
-    assert difference(answer, pair.plain(tokens, 90)) < SAME
+    answer = trio.ask(tokens, 90)
+    assert trio.decode.metric("vllm:nixl_xfer_time_seconds_count") == 1
+    assert difference(answer, trio.plain(tokens, 90)) < SAME
 
     # The prompt was stored by P, the answer by D: the next turn finds both.
     turn = [*tokens, *answer["tokens"], *prompt(2, 50)]
     computed = (300 + 90 - 1) // BLOCK * BLOCK
 
     def found() -> bool:
-        again = pair.prefill.complete(turn)
-        assert difference(again, pair.plain(turn)) < SAME
+        again = trio.prefill.complete(turn)
+        assert difference(again, trio.plain(turn)) < SAME
         return bool(again["cached"] == computed)
 
     eventually("the answer is in the pool", found, 30)
-    assert pair.decode.metric("vllm:moonpool_saves_total") >= 1
-    assert pair.prefill.metric("vllm:moonpool_hit_tokens_total") >= 64
+    assert trio.decode.metric("vllm:moonpool_saves_total") >= 1
+    assert trio.prefill.metric("vllm:moonpool_hit_tokens_total") >= 64
 
 
-def test_both_connectors_are_on_vllms_metrics_page(pair: Pair) -> None:
+def test_both_connectors_are_on_vllms_metrics_page(trio: Trio) -> None:
     """MultiConnector wants both or neither of stats and metrics of each child."""
-    pair.ask(prompt(3, 100))
-    assert pair.decode.metric("vllm:nixl_bytes_transferred_count") >= 1
-    for server in (pair.prefill, pair.decode):
+    trio.ask(prompt(3, 100))
+    assert trio.decode.metric("vllm:nixl_bytes_transferred_count") >= 1
+    for server in (trio.prefill, trio.decode):
         assert server.metric("vllm:moonpool_pool_connected") == 1
         assert server.metric("vllm:moonpool_errors_total") == 0
         assert server.serves()
 
 
-def test_an_unreachable_prefill_costs_a_recompute(pair: Pair) -> None:
+def test_an_unreachable_prefill_costs_a_recompute(trio: Trio) -> None:
     """With ``kv_load_failure_policy`` at the top level."""
     tokens = prompt(4, 200)
-    first = pair.prefill.complete(tokens, 1, kv_transfer_params=REMOTE_DECODE)
+    first = trio.prefill.complete(tokens, 1, kv_transfer_params=REMOTE_DECODE)
     with silent_port() as port:
         lost = first["params"] | {"remote_port": port, "remote_engine_id": "gone"}
-        answer = pair.decode.complete(tokens, kv_transfer_params=lost)
-    assert difference(answer, pair.plain(tokens)) < SAME
+        answer = trio.decode.complete(tokens, kv_transfer_params=lost)
+    assert difference(answer, trio.plain(tokens)) < SAME
 
 
-def test_an_abort_while_prefill_is_awaited_saves_nothing_wrong(pair: Pair) -> None:
+def test_an_abort_while_prefill_is_awaited_saves_nothing_wrong(trio: Trio) -> None:
     """The request's blocks are not filled yet, although it counts their tokens as computed."""
     tokens = prompt(5, 300)
-    first = pair.prefill.complete(tokens, 1, cache_salt="s", kv_transfer_params=REMOTE_DECODE)
+    first = trio.prefill.complete(tokens, 1, cache_salt="s", kv_transfer_params=REMOTE_DECODE)
     with silent_port() as port:
         lost = first["params"] | {"remote_port": port, "remote_engine_id": "silent"}
         with pytest.raises(TimeoutError):
-            pair.decode.post(tokens, timeout_s=2, kv_transfer_params=lost)
+            trio.decode.post(tokens, timeout_s=2, kv_transfer_params=lost)
         eventually(
             "the request is gone",
-            lambda: pair.decode.metric("vllm:num_requests_waiting") == 0,
+            lambda: trio.decode.metric("vllm:num_requests_waiting") == 0,
             60,
         )
-        assert pair.decode.serves()
-        answer = pair.prefill.complete(tokens)
-    assert difference(answer, pair.plain(tokens)) < SAME
+        assert trio.decode.serves()
+        answer = trio.prefill.complete(tokens)
+    assert difference(answer, trio.plain(tokens)) < SAME
+
+
+# --- the composite -------------------------------------------------------------------------------
+
+
+def in_pool(trio: Trio, tokens: list[int]) -> None:
+    """Have a prefix computed and stored."""
+    trio.prefill.complete(tokens, 1)
+    blocks = len(tokens) // BLOCK * BLOCK
+
+    def stored() -> bool:
+        trio.decode.complete(tokens, 1)
+        return bool(trio.decode.complete(tokens, 1)["cached"] == blocks)
+
+    eventually("the prefix is in the pool", stored, 30)
+
+
+def test_the_prefix_comes_from_the_pool_and_the_rest_from_prefill(trio: Trio) -> None:
+    tokens = prompt(11, 500)
+    in_pool(trio, tokens[:256])
+    before = trio.joined.metric("vllm:moonpool_hit_tokens_total")
+    answer = trio.ask(tokens, 40, second=trio.joined)
+    assert difference(answer, trio.plain(tokens, 40)) < SAME
+    assert trio.joined.metric("vllm:moonpool_hit_tokens_total") - before >= 256
+    assert trio.joined.metric("vllm:moonpool_peer_loads_total") == 1
+    assert trio.joined.metric("vllm:nixl_xfer_time_seconds_count") == 1
+    # Of 16 blocks, 32 KiB each, those that the pool held did not come from the other instance.
+    assert trio.joined.metric("vllm:nixl_bytes_transferred_sum") <= 8 * 32 * 1024
+    assert trio.joined.metric("vllm:moonpool_peer_failures_total") == 0
+
+
+def test_the_composite_prefills_for_others(trio: Trio) -> None:
+    """Routers and other instances see no difference."""
+    tokens = prompt(12, 300)
+    in_pool(trio, tokens[:128])
+    before = trio.decode.metric("vllm:nixl_xfer_time_seconds_count")
+    answer = trio.ask(tokens, first=trio.joined, second=trio.decode)
+    assert difference(answer, trio.plain(tokens)) < SAME
+    assert trio.decode.metric("vllm:nixl_xfer_time_seconds_count") == before + 1
+
+
+def test_requests_without_parameters_are_served_from_the_pool(trio: Trio) -> None:
+    tokens = prompt(13, 300)
+    in_pool(trio, tokens)
+    answer = trio.joined.complete(tokens)
+    assert answer["cached"] == 288
+    assert answer["params"] is None
+    assert difference(answer, trio.plain(tokens)) < SAME
+
+
+def test_silent_peers_cost_a_recompute_and_nothing_hangs(trio: Trio) -> None:
+    """NIXL's handshakes wait for one another: some fail in time, others are given up."""
+    prompts = [prompt(14 + n, 300) for n in range(3)]
+    told = [trio.prefill.complete(one, 1, kv_transfer_params=REMOTE_DECODE) for one in prompts]
+    with silent_port() as port, ThreadPoolExecutor() as threads:
+        lost = [
+            one["params"] | {"remote_port": port, "remote_engine_id": f"silent{n}"}
+            for n, one in enumerate(told)
+        ]
+        answers = list(
+            threads.map(
+                lambda each: trio.joined.complete(each[0], kv_transfer_params=each[1]),
+                zip(prompts, lost, strict=True),
+            )
+        )
+    for one, answer in zip(prompts, answers, strict=True):
+        assert difference(answer, trio.plain(one)) < SAME
+    assert trio.joined.metric("vllm:moonpool_peer_timeouts_total") >= 1
+    # When the handshakes have failed as well, no block is out of use any more.
+    eventually(
+        "the peer lets go",
+        lambda: (
+            trio.joined.complete(prompts[0], 1)
+            and trio.joined.metric("vllm:moonpool_peer_held_blocks") == 0
+        ),
+        60,
+    )
+
+
+HOSTILE: list[Any] = [
+    {"do_remote_prefill": True},
+    {"do_remote_prefill": True, "do_remote_decode": True},
+    {"do_remote_prefill": "yes", "do_remote_decode": {"a": []}},
+    {"do_remote_decode": True, "remote_block_ids": [[1]], "remote_num_tokens": 1 << 60},
+    {"remote_engine_id": []},
+    {"pp_size": 1 << 40},
+    {"remote_request_id": "\ud800"},
+    {"remote_request_id": {"a": 1}},
+    {"remote_block_ids": [[1, -1] * 5]},
+    {"remote_block_ids": [[1 << 62] * 10]},
+    {"remote_block_ids": [[1 << 30] * 10]},
+    {"remote_block_ids": [list(range(100_000, 100_010))]},
+    {"remote_block_ids": [[1]]},
+    {"remote_block_ids": "1234567890"},
+    {"remote_host": "not a host", "remote_port": -1},
+    {"tp_size": 0},
+    {"transfer_mode": ["pull"]},
+]
+
+
+def test_nothing_that_clients_write_into_the_parameters_hurts(trio: Trio) -> None:
+    tokens = prompt(20, 300)
+    told = trio.prefill.complete(tokens, 1, kv_transfer_params=REMOTE_DECODE)["params"]
+    whole = [
+        one if "do_remote_prefill" in one or "do_remote_decode" in one else told | one
+        for one in HOSTILE
+    ]
+    prompts = [prompt(30 + n, 300) for n in range(len(whole))]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(
+            threads.map(
+                lambda each: trio.joined.post(each[0], kv_transfer_params=each[1]),
+                zip(prompts, whole, strict=True),
+            )
+        )
+    for params, (status, body) in zip(whole, answers, strict=True):
+        # vLLM's front cannot pass half a surrogate pair on, in any field.
+        unsendable = params.get("remote_request_id") == "\ud800"
+        assert (status, unsendable) in ((200, False), (500, True)), (params, body)
+    assert trio.joined.serves()
+    assert trio.joined.metric("vllm:moonpool_errors_total") == 0
+    for one in (prompts[0], prompts[10], tokens):
+        assert difference(trio.joined.complete(one), trio.plain(one)) < SAME
+
+
+def test_a_killed_prefill_costs_a_recompute(trio: Trio) -> None:
+    """The last of all: it is gone for good."""
+    tokens, other = prompt(60, 300), prompt(61, 300)
+    plain = trio.plain(tokens), trio.plain(other)
+    told = [
+        trio.prefill.complete(one, 1, kv_transfer_params=REMOTE_DECODE)["params"]
+        for one in (tokens, other)
+    ]
+    trio.prefill.kill()
+    for server, one, params, expected in (
+        (trio.joined, tokens, told[0], plain[0]),
+        (trio.decode, other, told[1], plain[1]),
+    ):
+        answer = server.complete(one, kv_transfer_params=params)
+        assert difference(answer, expected) < SAME
+        assert server.serves()
