@@ -47,6 +47,7 @@ class Handoffs:
         self._config = config
         self._known: dict[str, Handoff] = {}
         self._held: dict[str, set[tuple[str, int]]] = {}
+        self._lost: dict[str, float] = {}
         self._waiters: dict[int, Waiter] = {}
         self._by_key: dict[bytes, dict[int, None]] = {}
         self._by_transfer: dict[str, dict[int, None]] = {}
@@ -78,6 +79,7 @@ class Handoffs:
         known.heard = now
         if news.state == OPEN:
             known.state = OPEN
+            self._lost.pop(peer, None)
             known.holders[peer, news.number] = now
             self._held.setdefault(peer, set()).add((news.transfer, news.number))
         else:
@@ -90,7 +92,11 @@ class Handoffs:
         return (UNHEARD, 0.0) if known is None else (known.state, max(0.0, now - known.heard))
 
     def peer_gone(self, peer: str, now: float) -> None:
-        """End as failed what a peer worked on."""
+        """A peer has no connection any more: what it worked on fails unless it is back soon."""
+        if peer in self._held:
+            self._lost[peer] = now
+
+    def _give_peer_up(self, peer: str, now: float) -> None:
         for transfer, number in sorted(self._held.get(peer, ())):
             self._close(transfer, (peer, number), FAILED, now)
 
@@ -102,6 +108,7 @@ class Handoffs:
             held.discard((transfer, holder[1]))
             if not held:
                 del self._held[holder[0]]
+                self._lost.pop(holder[0], None)
         if known.holders:
             return
         # Last in the order of age: the oldest end is forgotten first.
@@ -156,6 +163,9 @@ class Handoffs:
             number = heappop(self._heap)[1]
             if number in self._waiters:
                 self._release(number)
+        for peer, since in list(self._lost.items()):
+            if now - since >= self._config.handoff_grace_s:
+                self._give_peer_up(peer, now)
         if now - self._scanned >= min(_SCAN_EVERY_S, self._config.handoff_keep_s):
             self._scanned = now
             self._forget_old(now - self._config.handoff_keep_s, now)
@@ -215,6 +225,7 @@ class Handoffs:
             waits = self._by_transfer.get(transfer)
             assert not waits or known.state == OPEN
         assert self._held == held
+        assert set(self._lost) <= set(held)
         assert len(self._known) <= self._config.handoffs_max
 
 

@@ -42,6 +42,8 @@ class MasterConfig:
     handoffs_max: int = 65_536
     handoff_keep_s: float = 60.0
     """How long the end of a handoff is remembered, and an open one of which nothing is heard."""
+    handoff_grace_s: float = 2.0
+    """How long a prefill engine may be without a connection before its handoffs have failed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -188,7 +188,7 @@ class SchedulerSide:
                 self._saves.plan(tracker, computed, block_ids, self.namespace, end=True), tracker
             )
         prompt: int = request.num_prompt_tokens // self._block_size
-        blocks = min(computed // self._block_size, prompt)
+        blocks: int = min(computed // self._block_size, prompt)
         self.handoffs.finished(tracker.handoff, good=blocks == prompt)
         return blocks * self._block_size
 

@@ -94,11 +94,18 @@ def test_the_end_of_a_handoff_answers_who_waits(driver: Waiting, state: int) -> 
     assert driver.answered[stranger].count == 1
 
 
-def test_a_peer_that_is_gone_has_failed(driver: Waiting) -> None:
+def test_a_peer_that_is_gone_and_does_not_come_back_has_failed(driver: Waiting) -> None:
     driver.tell(m.OPEN)
+    driver.tell(m.OPEN, "u", peer="q")
     number = driver.park(*KEYS, transfer="t")
     driver.gone("p")
+    driver.gone("q")
+    driver.tick(1.9)
+    assert not driver.answered
+    driver.tell(m.OPEN, "u", peer="q")
+    driver.tick(0.2)
     assert driver.answered == {number: m.Awaited(0, m.FAILED)}
+    assert driver.now_there(*KEYS, transfer="u", wait_s=0).state == m.OPEN
 
 
 def test_signs_of_life_are_seen_in_the_answer(driver: Waiting) -> None:

@@ -41,11 +41,14 @@ def test_a_lost_connection_waits_for_nothing() -> None:
 
 
 def test_a_prefill_engine_that_is_gone_is_told_of() -> None:
-    service = new_service()
+    clock = Clock()
+    service = new_service(clock)
     engine, peer = Peer(service, "p"), Peer(service, "d")
     assert engine.ask(m.Tell([m.News("t", 1, m.OPEN)])) == m.Done()
     peer.feed(m.Await([KEY], "t", 5.0))
     engine.hang_up()
+    clock.now += 2
+    service.tick()
     assert peer.replies() == [(2, m.Awaited(0, m.FAILED))]
 
 
