@@ -154,4 +154,7 @@ def write_mooncake(bench: Bench, port: int, nbytes: int) -> tuple[list[str], dic
         )
     )
     tuning = json.loads(os.environ.get("MOONCAKE", "null")) or MOONCAKE_TUNING
-    return [str(binary), f"--port={port}"], {"MOONCAKE_CONFIG_PATH": str(config), **tuning}
+    return [str(binary), f"--port={port}", "--default_kv_lease_ttl=60000"], {
+        "MOONCAKE_CONFIG_PATH": str(config),
+        **tuning,
+    }
