@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -16,18 +15,17 @@ import aiohttp
 import pytest
 
 from moonpool.demo.model import build_model
+from tests.e2e.router_process import KEY, WAIT_S, Router, count
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.logprobs import difference
 from tests.e2e.vllm.servers import OBJECT, Server
 from tests.e2e.xpyd_client import Broken, Conversation, ask
-from tests.integration.processes import environment, eventually, pool
+from tests.integration.processes import pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SAME = 1e-4
 CONVERSATIONS = 24
-KEY = "secret"
-WAIT_S = 60.0
 SPARE = ("--max-num-batched-tokens", "512")
 
 
@@ -39,34 +37,6 @@ def transfer(role: str) -> dict[str, Any]:
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"object_tokens": OBJECT, "lookup_wait_ms": 2000},
     }
-
-
-class Router:
-    """``moonpool router`` as a process, with its log."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.log = folder / "router.log"
-        command = [sys.executable, "-m", "moonpool.cli", "router", "--port", "0", *arguments]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stderr=log, env=environment() | {"ADMIN_API_KEY": KEY}
-            )
-        eventually("the router listens", self._listens, WAIT_S)
-        self.url = f"http://{self._listens()}"
-
-    def _listens(self) -> str:
-        assert self.process.poll() is None, self.text()
-        found = re.search(r"listens on (\S+) for", self.text())
-        return found[1] if found else ""
-
-    def text(self) -> str:
-        """What it has logged."""
-        return self.log.read_text(errors="replace")
-
-    def end(self) -> None:
-        """End it and wait."""
-        self.process.terminate()
-        self.process.wait(WAIT_S)
 
 
 class Story:
@@ -87,8 +57,7 @@ class Story:
         flags = [*("--master", master), *("--pd", "pool"), *("--bypass-tokens", "48")]
         flags += [flag for each in self.ps for flag in ("--prefill", each.url)]
         flags += [flag for each in self.ds for flag in ("--decode", each.url)]
-        self.router = Router(folder, *flags, "--health-s", "1")
-        stack.callback(self.router.end)
+        self.router = stack.enter_context(Router(folder, *flags, "--health-s", "1"))
         self._server = server
         self.talks = [Conversation(number) for number in range(CONVERSATIONS)]
         self.answers: list[list[dict[str, Any]]] = []
@@ -111,11 +80,11 @@ class Story:
             await self._add(newcomer)
             self.ds.append(newcomer)
             await self._turn(3)
-            self.before_again = await self.metrics()
+            self.before_again = self.router.metrics()
             self.again = await ask(
                 self.http, self.router.url, self.talks[0].prompts[3], stream=False
             )
-            self.after_again = await self.metrics()
+            self.after_again = self.router.metrics()
             self.status = await self._get("/status")
 
     async def _expect(self) -> None:
@@ -175,17 +144,6 @@ class Story:
         async with self.http.get(f"{self.router.url}{path}") as response:
             return await response.json()
 
-    async def metrics(self) -> str:
-        """Return the router's counters."""
-        async with self.http.get(f"{self.router.url}/metrics") as response:
-            return await response.text()
-
-    def count(self, page: str, name: str, **labels: str) -> float:
-        """Return the sum of a counter's samples with these labels."""
-        lines = [line for line in page.splitlines() if line.startswith(f"moonpool_router_{name}")]
-        fits = [x for x in lines if all(f'{k}="{v}"' in x for k, v in labels.items())]
-        return sum(float(line.rpartition(" ")[2]) for line in fits)
-
 
 async def until(happened: Callable[[], Awaitable[bool]]) -> None:
     """Wait for something that will be."""
@@ -237,13 +195,13 @@ def test_what_was_decoded_is_cached_for_the_next_prefill(story: Story) -> None:
 
 def test_requests_were_split(story: Story) -> None:
     page = story.after_again
-    assert story.count(page, "pd_requests_total", path="split") >= 3 * CONVERSATIONS
-    assert story.count(page, "prefill_seconds_count") >= 3 * CONVERSATIONS
+    assert count(page, "pd_requests_total", path="split") >= 3 * CONVERSATIONS
+    assert count(page, "prefill_seconds_count") >= 3 * CONVERSATIONS
 
 
 def test_what_is_cached_already_is_decoded_at_once(story: Story) -> None:
     def bypassed(page: str) -> float:
-        return story.count(page, "pd_requests_total", path="bypassed")
+        return count(page, "pd_requests_total", path="bypassed")
 
     assert bypassed(story.after_again) == bypassed(story.before_again) + 1
     assert difference(story.again, story.talks[0].expected[3]) < SAME
@@ -254,7 +212,7 @@ def test_the_dead_are_named_once_and_the_newcomer_works(story: Story) -> None:
     for dead in (story.ps[0], story.ds[0]):
         assert len(re.findall(f"{dead.url} .* is gone", text)) == 1
     newcomer = story.ds[-1].url
-    assert story.count(story.after_again, "requests_total", instance=newcomer, status="200") > 0
+    assert count(story.after_again, "requests_total", instance=newcomer, status="200") > 0
     (shown,) = [each for each in story.status["instances"] if each["url"] == newcomer]
     assert (shown["role"], shown["up"]) == ("decode", True)
     assert story.status["prefill_node_count"] == 2

@@ -20,6 +20,7 @@ from moonpool.demo.process import Child, Supervisor, until_ready
 from moonpool.router.front import Front
 from moonpool.router.instance import BOTH, DECODE, PREFILL
 from moonpool.router.members import Named
+from moonpool.router.pool import StorePool
 from moonpool.router.service import serving
 
 SERVICE_START_TIMEOUT_S = 30.0
@@ -49,6 +50,7 @@ class Stack:
         self._supervisor = supervisor
         self._members: list[Named] = []
         self._replicas: list[Child] = []
+        self._asking: asyncio.Task[None] | None = None
 
     @property
     def replica_urls(self) -> list[str]:
@@ -59,6 +61,19 @@ class Stack:
     def logs(self) -> Path:
         """The directory of the processes' logs."""
         return self._run_dir
+
+    def ask_pool(self, pool: Pool) -> None:
+        """Let the front ask the pool what it has of prompts, for as long as the stack lasts."""
+        view = StorePool(pool.master)
+        self.front.knowledge.pool = view
+        self._asking = asyncio.create_task(view.run())
+
+    async def close(self) -> None:
+        """End what runs in this process. Idempotent."""
+        if self._asking is not None:
+            self._asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._asking
 
     def check(self) -> None:
         """Raise StartError when a process of the stack has ended by itself."""
@@ -178,4 +193,7 @@ async def stack_on(
     async with aiohttp.ClientSession() as http, Supervisor(run_dir) as supervisor:
         stack = Stack(run_dir, supervisor, http, front or Front())
         async with serving(stack.front, sock):
-            yield stack
+            try:
+                yield stack
+            finally:
+                await stack.close()

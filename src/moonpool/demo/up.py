@@ -66,6 +66,7 @@ async def _start(
     count, about = config.replicas, f"{config.replicas} vLLM replicas"
     if config.prefill:
         count = config.prefill + config.decode
+        stack.ask_pool(pool)
         about = f"{config.prefill} vLLM processes that prefill and {config.decode} that decode"
     say(f"starting {about} (logs: {stack.logs})")
     await stack.start_replicas(options, count, pool, config.prefill)

@@ -89,6 +89,8 @@ class Splits:
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what the decoding engine is told, and the prefill's headers."""
         told: dict[str, Any] = {"transfer_id": f"xfer-{uuid.uuid4().hex}"}
+        # A rank that the client names is one of the decoding engine's.
+        headers = {k: v for k, v in headers.items() if k.lower() != RANK_HEADER.lower()}
         if way == MOONCAKE:
             instance = prefill.instance
             try:
@@ -97,7 +99,6 @@ class Splits:
                 raise PrefillFailed("no bootstrap", instance) from None
             told |= {"remote_bootstrap_addr": instance.bootstrap, "remote_engine_id": engine}
             if ranks > 1:
-                headers = {k: v for k, v in headers.items() if k.lower() != RANK_HEADER.lower()}
                 headers[RANK_HEADER] = str(rank)
         return told, headers
 

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from moonpool.router.members import named
 from tests.unit.router.pd_engines import DETAILS, WAIT_S, House, house
 
 CHAT = "/v1/chat/completions"
@@ -219,6 +220,37 @@ async def test_one_of_each_may_fail_for_one_request() -> None:
         at.ps[0].hang_up = at.ds[0].hang_up = True
         status, answer = await _ask(at)
         assert (status, answer["by"]) == (200, "d1")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b""]
+)
+async def test_garbage_for_a_prefill_is_a_failure(answer: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with house(0, 1) as at, await asyncio.start_server(talk, "127.0.0.1", 0) as rude:
+        host, port = rude.sockets[0].getsockname()
+        bad = at.front.members.add(named(f"http://{host}:{port}", "prefill"))
+        assert (await _ask(at))[0] == 200
+        assert "kv_transfer_params" not in at.ds[0].bodies[-1]
+        assert at.count("pd_fallbacks", instance=bad.url) == 1
+        assert bad.circuit.failures == 1
+
+
+async def test_a_rank_that_the_client_names_is_the_decoding_engine_s() -> None:
+    async with house(1, 1) as at:
+        async with (
+            aiohttp.ClientSession(headers={"x-data-parallel-rank": "3"}) as http,
+            http.post(at.url + CHAT, json=LONG) as response,
+        ):
+            assert response.status == 200
+        sent, told = ({k.lower(): v for k, v in e.headers[0].items()} for e in at.ps + at.ds)
+        assert "x-data-parallel-rank" not in sent
+        assert told["x-data-parallel-rank"] == "3"
 
 
 async def test_a_request_that_kills_does_not_go_through_all() -> None:
