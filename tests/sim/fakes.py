@@ -25,6 +25,7 @@ class Entry:
     generation: int
     offset: int
     committed: bool = False
+    checksum: int = 1
 
     @property
     def pages(self) -> range:
@@ -66,7 +67,7 @@ class File:
                     parent=entry.parent,
                     size=entry.size,
                     capacity=entry.capacity,
-                    checksum=1,
+                    checksum=entry.checksum,
                     generation=entry.generation,
                     index=index,
                     offset=entry.offset,

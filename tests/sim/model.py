@@ -197,6 +197,7 @@ class Model:
         if isinstance(push, m.FenceWriter):
             node.fences.append(push)
             return
+        assert isinstance(push, m.DropSlots)
         assert push.handle == node.handle
         for index, generation in zip(push.indexes, push.generations, strict=True):
             if index in node.found and node.found[index].generation == generation:

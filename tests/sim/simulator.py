@@ -174,7 +174,7 @@ class Simulation:
         for push in node.inbox:
             if isinstance(push, m.FenceWriter):
                 fences.append(push)
-            else:
+            elif isinstance(push, m.DropSlots):
                 for index, generation in zip(push.indexes, push.generations, strict=True):
                     node.file.drop(index, generation)
         node.inbox.clear()
@@ -261,7 +261,8 @@ class Simulation:
                 (ended if written and self.rng.random() < 0.95 else revoked).append(
                     grant.generation
                 )
-        for request in (m.PutEnd(ended, [1] * len(ended)), m.PutRevoke(revoked)):
+        # What a put writes differs from what any other does, so its generation is its checksum.
+        for request in (m.PutEnd(ended, ended), m.PutRevoke(revoked)):
             reply = None
             while request.generations and reply is None:
                 reply = yield from self._call(client, request)
@@ -276,7 +277,15 @@ class Simulation:
         written = True
         for slot in grant.slots:
             file = self.files[epoch, slot.segment]
-            entry = Entry(item.key, item.parent, item.size, grant.capacity, generation, slot.offset)
+            entry = Entry(
+                item.key,
+                item.parent,
+                item.size,
+                grant.capacity,
+                generation,
+                slot.offset,
+                checksum=generation,
+            )
             written &= yield from self._stalling(file.write(slot.index, entry, chunks))
         return written
 

@@ -69,8 +69,8 @@ def answers(state: State) -> tuple[tuple[int, Awaited], ...]:
 
 
 def _answer(state: State, keys: list[bytes], transfer: str) -> Awaited:
-    count, find = 0, state.index.find
-    while count < len(keys) and find(keys[count]) is not None:
+    count, find, on_disk = 0, state.index.find, state.disks.objects
+    while count < len(keys) and (find(keys[count]) is not None or keys[count] in on_disk):
         count += 1
     return Awaited(count, *state.handoffs.look(transfer, state.now))
 

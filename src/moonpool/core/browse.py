@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
+from typing import Final
 
 from moonpool.core import codes
+from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.index import Object, children_of
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
+    DiskStatus,
     Failed,
     GetStatus,
     List,
@@ -20,23 +24,48 @@ from moonpool.core.messages import (
 from moonpool.core.segments import Put
 from moonpool.core.state import State
 
+_DISKS_AT: Final = 1 << 61
+"""Above all serials: where objects that are on disks only are listed."""
+
 
 def list_objects(state: State, request: List, _peer: str) -> Listed | Failed:
     """Return a page of objects by age. A page may be short or empty and still have a next."""
     if not 1 <= request.limit <= BATCH_ITEMS_MAX or request.after < 0:
         text = f"limit {request.limit}, after {request.after}: 1 to {BATCH_ITEMS_MAX} and 0 or more"
         return Failed(codes.INVALID, text)
+    if request.after >= _DISKS_AT:
+        return _list_disks(state, request)
     entries, more = state.index.page(request.after, state.config.list_scan_max)
     found: list[ObjectInfo] = []
     for each in entries:
         if each.alive and _is_listed(each, request):
             found.append(_info(state, each))
             if len(found) == request.limit:
-                return Listed(found, each.serial if more or each is not entries[-1] else 0)
-    return Listed(found, entries[-1].serial if more else 0)
+                last = each.serial if more or each is not entries[-1] else _behind(state)
+                return Listed(found, last)
+    return Listed(found, entries[-1].serial if more else _behind(state))
 
 
-def _is_listed(each: Object, request: List) -> bool:
+def _behind(state: State) -> int:
+    """Return where the list goes on behind the objects in memory."""
+    return _DISKS_AT if state.disks.only else 0
+
+
+def _list_disks(state: State, request: List) -> Listed:
+    """Return a page of the objects that are on disks only, in any order that lasts."""
+    at = request.after - _DISKS_AT
+    found: list[ObjectInfo] = []
+    scanned = islice(state.disks.objects.values(), at, at + state.config.list_scan_max)
+    for each in scanned:
+        at += 1
+        if _is_listed(each, request) and state.index.find(each.key) is None:
+            found.append(_disk_info(state, each))
+            if len(found) == request.limit:
+                break
+    return Listed(found, _DISKS_AT + at if at < len(state.disks.objects) else 0)
+
+
+def _is_listed(each: Object | OnDisk, request: List) -> bool:
     cut = each.key[0] + 1
     if request.namespace is not None and each.key[1:cut] != request.namespace:
         return False
@@ -49,6 +78,8 @@ def stat(state: State, request: Stat, _peer: str) -> Listed:
     if put is not None:
         return Listed([_put_info(state, put)], 0)
     found = state.index.find(request.key)
+    if found is None and request.key in state.disks.objects:
+        return Listed([_disk_info(state, state.disks.objects[request.key])], 0)
     return Listed([] if found is None else [_info(state, found)], 0)
 
 
@@ -79,6 +110,19 @@ def status(state: State, _request: GetStatus, _peer: str) -> Status:
         clients=len({*state.leases.peers(), *state.pending_bytes} - {""}),
         segments=segments,
         counters=dict(state.counters),
+        disks=[_disk_status(each) for each in state.disks.by_handle.values()],
+        disk_only=state.disks.only,
+    )
+
+
+def _disk_status(disk: Disk) -> DiskStatus:
+    return DiskStatus(
+        info=disk.info,
+        used_bytes=disk.used_bytes,
+        objects=disk.objects,
+        ready=disk.ready,
+        offloading_bytes=disk.asked_bytes,
+        promoting_bytes=disk.promoting_bytes,
     )
 
 
@@ -97,6 +141,31 @@ def _info(state: State, each: Object) -> ObjectInfo:
         created_s_ago=state.ago(each.serial),
         used_s_ago=state.ago(each.used),
         segments=[_name(state, slot.segment) for slot in where.slots],
+        disk=_disk_of(state, each.key),
+    )
+
+
+def _disk_of(state: State, key: bytes) -> str:
+    shelved = state.disks.objects.get(key)
+    return "" if shelved is None else state.disks.by_handle[shelved.disk].info.node
+
+
+def _disk_info(state: State, each: OnDisk) -> ObjectInfo:
+    """Return what is known of an object that is on a disk only."""
+    return ObjectInfo(
+        key=each.key,
+        parent=each.parent,
+        size=each.size,
+        checksum=each.checksum,
+        generation=each.generation,
+        complete=True,
+        pinned=False,
+        children=0,
+        leases=0,
+        created_s_ago=0.0,
+        used_s_ago=0.0,
+        segments=[],
+        disk=_disk_of(state, each.key),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heappush
 
 from moonpool.core.index import Object, children_of
@@ -46,15 +46,16 @@ class Leaves:
                 return coldest
         return None
 
-    def validate(self, objects: Iterable[Object]) -> None:
-        """Raise AssertionError if an evictable leaf is not queued, or queued twice."""
+    def validate(self, objects: Iterable[Object], leaving: Collection[int] = ()) -> None:
+        """Raise AssertionError if an evictable leaf is not queued, or queued twice. ``leaving``:
+        generations of those that need not be."""
         queued = [each for each in self._heap if each.alive]
         assert len(queued) == len(set(queued))
         assert all(each.rank <= each.used for each in self._heap)
         found = set(queued)
         for each in objects:
             assert each.queued == (each in found)
-            assert each.queued or not is_evictable_leaf(each)
+            assert each.queued or not is_evictable_leaf(each) or each.generation in leaving
 
 
 def is_evictable_leaf(candidate: Object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 
 import msgspec
@@ -100,13 +100,16 @@ def children_of(parent: Object) -> Iterator[Object]:
 
 
 class Index:
-    """All complete objects; ``marks`` follows which there are.
+    """All complete objects in memory; ``marks`` follows which there are.
+
+    Keys in ``elsewhere`` keep their marks when their objects go: they are to be had from a disk.
 
     Children whose parent is not there wait in a chain under its key and are linked when it comes.
     """
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, elsewhere: Collection[bytes] = ()) -> None:
         self.marks = marks
+        self.elsewhere = elsewhere
         self.by_key: dict[bytes, Object] = {}
         self.orphans: dict[bytes, Object] = {}
         self._log: list[Object] = []
@@ -142,7 +145,8 @@ class Index:
         """Remove an object and its place; return its parent. Its children wait for it."""
         key = removed.key
         del self.by_key[key]
-        self.marks.remove(key)
+        if key not in self.elsewhere:
+            self.marks.remove(key)
         removed.place = b""
         parent = removed.parent
         if removed.parent_key:
@@ -227,7 +231,7 @@ class Index:
         """Raise AssertionError if the parts contradict each other."""
         objects = list(self)
         assert self.count == len(objects)
-        self.marks.validate(list(self.by_key))
+        self.marks.validate(list({*self.by_key, *self.elsewhere}))
         assert self._dead == len(self._log) - len(objects)
         serials = [each.serial for each in self._log]
         assert serials == sorted(set(serials))

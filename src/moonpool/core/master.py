@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from moonpool.core import awaiting, browse, codes, nodes, puts, reads, removal
+from moonpool.core import awaiting, browse, codes, nodes, puts, reads, removal, shelving
 from moonpool.core import messages as m
 from moonpool.core.marks import Marks
 from moonpool.core.room import evict_to_watermark
@@ -68,6 +68,10 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.GetStatus: browse.status,
     m.Tell: awaiting.tell,
     m.Await: awaiting.wait,
+    m.MountDisk: shelving.mount_disk,
+    m.Shelve: shelving.shelve,
+    m.Unshelve: shelving.unshelve,
+    m.Prefetch: shelving.prefetch,
     m.WaitersGone: awaiting.gone,
     m.PeerGone: _peer_gone,
     m.Tick: _tick,

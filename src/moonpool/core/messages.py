@@ -178,6 +178,113 @@ class FenceWriter(Message, frozen=True):
     generation: int = 0
 
 
+# --- a node's disk ----------------------------------------------------------------------------
+
+ON_EVICT, WRITE_THROUGH, SELECTIVE = "on-evict", "write-through", "selective"
+DISK_POLICIES = (ON_EVICT, WRITE_THROUGH, SELECTIVE)
+"""When an object goes to disk: before it leaves memory, as soon as it is put, or the former if it
+was used or put before."""
+
+
+class DiskInfo(Part, frozen=True):
+    """A node's second tier. ``promote_bytes`` and ``offload_bytes`` bound what is on its way to
+    memory and from it."""
+
+    node: str
+    capacity_bytes: int
+    policy: str
+    promote_bytes: int
+    offload_bytes: int
+
+
+class MountDisk(Message, frozen=True):
+    """A node offers a disk, behind its segments; answered by Mounted. Objects follow in Shelve."""
+
+    disk: DiskInfo
+    generation_max: int = 0
+
+
+class Shelved(Part, frozen=True):
+    """An object on a disk. ``generation`` is that of the slot it was written from."""
+
+    key: bytes
+    parent: bytes
+    size: int
+    checksum: int
+    generation: int
+
+
+class Shelve(Message, frozen=True):
+    """What a disk holds, in pieces up to ``last``; afterwards, what was written on Offload.
+
+    Answered by Announced: the positions of objects that the master does not adopt."""
+
+    handle: int
+    objects: list[Shelved]
+    last: bool = True
+
+
+class Unshelve(Message, frozen=True):
+    """Objects of these generations are not on the disk (any more), or were not written there (an
+    empty key will do for those). Answered by Done."""
+
+    handle: int
+    keys: list[bytes]
+    generations: list[int]
+
+
+class Offload(Message, frozen=True):
+    """Pushed to a node: write what these slots of a segment hold to disk, if unchanged. Each is
+    answered, by Shelve or Unshelve."""
+
+    handle: int
+    indexes: list[int]
+    generations: list[int]
+
+
+class Promotion(Part, frozen=True):
+    """An object to read from disk into a slot; its generation there differs. The node
+    ends it like a put of its own: PutEnd, or PutRevoke."""
+
+    object: Shelved
+    segment: int
+    index: int
+    offset: int
+    capacity: int
+    generation: int
+
+
+class Promote(Message, frozen=True):
+    """Pushed to a node: read these from disk."""
+
+    items: list[Promotion]
+
+
+class DropShelved(Message, frozen=True):
+    """Pushed to a node: these objects were removed; forget them, also for after a restart."""
+
+    keys: list[bytes]
+    generations: list[int]
+
+
+class TouchShelved(Message, frozen=True):
+    """Pushed to a node: these objects were in use up to now, in memory."""
+
+    keys: list[bytes]
+
+
+class Prefetch(Message, frozen=True):
+    """A hint that the prefix will be asked for: read what only disks have of it into memory.
+
+    Fields as in Match. Answered by Matched: how many objects are on their way.
+    """
+
+    namespace: bytes
+    digests: bytes
+    digest_bytes: int
+    stride: int = 1
+
+
 # --- put --------------------------------------------------------------------------------------
 
 
@@ -263,9 +370,11 @@ class Match(Message, frozen=True):
 
 
 class Matched(Message, frozen=True):
-    """How many leading blocks are in the pool."""
+    """How many leading blocks are in the pool. ``disks``: some object of the pool, which need not
+    be one of these, is on a disk only: Prefetch is worth its while."""
 
     count: int
+    disks: bool = False
 
 
 class MatchKeys(Message, frozen=True):
@@ -298,13 +407,17 @@ class Get(Message, frozen=True):
 
 
 class Located(Part, frozen=True):
-    """Where an object is; generation 0 means that it is not there (``code`` says why)."""
+    """Where an object is; generation 0 means that it is not there (``code`` says why).
+
+    ``retry_after_s`` > 0: it is on its way from a disk, and worth asking for again.
+    """
 
     size: int = 0
     checksum: int = 0
     generation: int = 0
     slots: list[Slot] = []
     code: int = 0
+    retry_after_s: float = 0.0
 
 
 class Got(Message, frozen=True):
@@ -413,6 +526,8 @@ class ObjectInfo(Part, frozen=True):
     created_s_ago: float
     used_s_ago: float
     segments: list[str]
+    disk: str = ""
+    """The node that has it on disk, if one has; without segments it is only there."""
 
 
 class Listed(Message, frozen=True):
@@ -442,8 +557,20 @@ class SegmentStatus(Part, frozen=True):
     pending_bytes: int
 
 
+class DiskStatus(Part, frozen=True):
+    """A node's disk: what is on it, and what is on its way from memory and to it."""
+
+    info: DiskInfo
+    used_bytes: int
+    objects: int
+    ready: bool
+    offloading_bytes: int
+    promoting_bytes: int
+
+
 class Status(Message, frozen=True):
-    """The pool at a glance; counters are since the master's start."""
+    """The pool at a glance; counters are since the master's start. ``disk_only``: objects that
+    are on a disk and not in memory; ``objects`` are those in memory."""
 
     epoch: int
     uptime_s: float
@@ -453,6 +580,8 @@ class Status(Message, frozen=True):
     clients: int
     segments: list[SegmentStatus]
     counters: dict[str, int]
+    disks: list[DiskStatus] = []
+    disk_only: int = 0
 
 
 # --- events of the service around the state machine, never on the wire -------------------------
@@ -504,6 +633,10 @@ Request = (
     | GetStatus
     | Tell
     | Await
+    | MountDisk
+    | Shelve
+    | Unshelve
+    | Prefetch
 )
 """What a peer may send."""
 
@@ -525,5 +658,5 @@ Reply = (
 )
 """What the master answers."""
 
-Push = DropSlots | FenceWriter
+Push = DropSlots | FenceWriter | Offload | Promote | DropShelved | TouchShelved
 """What the master sends to a node unasked."""

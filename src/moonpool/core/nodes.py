@@ -23,8 +23,9 @@ from moonpool.core.messages import (
     Unmount,
     WriterGone,
 )
-from moonpool.core.puts import add_put, writer_gone
+from moonpool.core.puts import add_put, client_gone, writer_gone
 from moonpool.core.segments import Put, Segment
+from moonpool.core.shelving import drop_disk
 from moonpool.core.sizes import PAGE_BYTES
 from moonpool.core.state import GENERATION_MAX, State
 
@@ -229,6 +230,10 @@ def node_gone(state: State, peer: str) -> None:
     """A node's session is over: what only it held is gone at once."""
     for segment in state.segments.of_peer(peer):
         drop_segment(state, segment)
+    disk = state.disks.by_peer.get(peer)
+    if disk is not None:
+        drop_disk(state, disk)
+        client_gone(state, peer)
 
 
 def drop_segment(state: State, segment: Segment) -> None:

@@ -12,7 +12,7 @@ the key back at once; until then the key answers -705, as for any other put in p
 
 from __future__ import annotations
 
-from moonpool.core import codes
+from moonpool.core import codes, offload
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
@@ -70,8 +70,11 @@ class _Starter:
             return _INVALID
         if parent and (parent == key or not is_packed(parent)):
             return _INVALID
-        if key in state.in_progress or state.index.find(key) is not None:
+        found = state.index.find(key)
+        if key in state.in_progress or found is not None or key in state.disks.objects:
             state.counters["put_exists"] += 1
+            if found is not None and state.disks.selective:
+                offload.were_used(state, [found])
             return _EXISTS
         above = state.index.find(parent) if parent else None
         if above is not None:
@@ -185,7 +188,9 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
     state.resolve_put(put)
     state.remember_end(put)
     where = Located(put.size, checksum, generation, slots)
-    state.add_object(put.key, put.parent, where, pinned=put.pinned)
+    added = state.add_object(put.key, put.parent, where, pinned=put.pinned)
+    if state.disks.by_handle and added.key not in state.disks.objects:
+        offload.was_put(state, added)
     state.counters["puts"] += 1
     state.counters["put_bytes"] += put.size
     return codes.OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from moonpool.core import codes
+from moonpool.core import codes, offload, promotion
 from moonpool.core.checks import is_packed
 from moonpool.core.index import Object
 from moonpool.core.keys import DIGEST_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX
@@ -50,18 +50,20 @@ def match(state: State, request: Match, _peer: str) -> Matched | Failed:
     counters["matches"] += 1
     counters["match_blocks"] += total
     counters["match_hit_blocks"] += count
-    return Matched(count)
+    return Matched(count, bool(state.disks.only))
 
 
 def _prefix(state: State, request: Match) -> int:
     """Do what the marks do for 16-byte digests, for names of any other length."""
     known, stride, digests = state.index.by_key, request.stride, request.digests
+    on_disk = state.disks.objects
     width = request.digest_bytes
     start = bytes((len(request.namespace),)) + request.namespace
     total = len(digests) // width
 
     def there(block: int) -> bool:
-        return start + digests[block * width : (block + 1) * width] in known
+        key = start + digests[block * width : (block + 1) * width]
+        return key in known or key in on_disk
 
     full = 0
     while full + stride <= total and there(full + stride - 1):
@@ -78,7 +80,7 @@ def match_keys(state: State, request: MatchKeys, _peer: str) -> Matched | Failed
         return _too_many(request.keys)
     count = 0
     for key in request.keys:
-        if state.index.find(key) is None:
+        if state.index.find(key) is None and key not in state.disks.objects:
             break
         count += 1
     state.counters["matches"] += 1
@@ -91,7 +93,10 @@ def exists(state: State, request: Exists, _peer: str) -> Existing | Failed:
     """Return which keys are there."""
     if len(request.keys) > BATCH_ITEMS_MAX:
         return _too_many(request.keys)
-    return Existing(bytes(map(state.index.by_key.__contains__, request.keys)))
+    known, on_disk = state.index.by_key, state.disks.objects
+    if on_disk:
+        return Existing(bytes(key in known or key in on_disk for key in request.keys))
+    return Existing(bytes(map(known.__contains__, request.keys)))
 
 
 def get(state: State, request: Get, peer: str) -> Got | Failed:
@@ -103,9 +108,10 @@ def get(state: State, request: Get, peer: str) -> Got | Failed:
     failed = _lease(state, request, peer, [each for each in known if each is not None])
     if failed is not None:
         return failed
+    # All places first: bringing one from disk may push another out that is not leased.
+    places = [None if each is None else each.where for each in known]
     objects = [
-        _why_not(state, request.keys[i]) if each is None else each.where
-        for i, each in enumerate(known)
+        _why_not(state, request.keys[i]) if each is None else each for i, each in enumerate(places)
     ]
     misses = known.count(None)
     state.counters["gets"] += len(known)
@@ -119,12 +125,19 @@ def hold(state: State, request: Hold, peer: str) -> Matched | Failed:
     if len(request.keys) > BATCH_ITEMS_MAX:
         return _too_many(request.keys)
     known: list[Object] = []
+    on_disk: list[bytes] = []
     for key in request.keys:
         each = state.index.find(key)
-        if each is None:
+        if each is not None:
+            known.append(each)
+        elif key in state.disks.objects:
+            on_disk.append(key)
+        else:
             break
-        known.append(each)
-    return _lease(state, request, peer, known) or Matched(len(known))
+    failed = _lease(state, request, peer, known)
+    for key in on_disk:
+        promotion.bring(state, key)
+    return failed or Matched(len(known) + len(on_disk))
 
 
 def release(state: State, request: Release, peer: str) -> None:
@@ -147,10 +160,16 @@ def _lease(state: State, request: Get | Hold, peer: str, known: list[Object]) ->
     used = state.stamp()
     for each in known:
         each.used = used
+    if state.disks.selective:
+        offload.were_used(state, known)
     return None
 
 
 def _why_not(state: State, key: bytes) -> Located:
+    if state.disks.by_handle:
+        coming = promotion.bring(state, key)
+        if coming is not None:
+            return coming
     if key in state.in_progress:
         return _NOT_READY
     return _MISSING if is_packed(key) else _INVALID

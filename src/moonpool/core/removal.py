@@ -20,6 +20,8 @@ def remove(state: State, request: Remove, _peer: str) -> Codes | Failed:
 def _remove(state: State, key: bytes, *, force: bool) -> int:
     found = state.index.find(key)
     if found is None:
+        if _remove_shelved(state, key):
+            return codes.OK
         if key in state.in_progress:
             return codes.NOT_READY
         return codes.NOT_FOUND if is_packed(key) else codes.INVALID
@@ -27,6 +29,20 @@ def _remove(state: State, key: bytes, *, force: bool) -> int:
         return codes.LEASED
     _take_out(state, found)
     return codes.OK
+
+
+def _remove_shelved(state: State, key: bytes) -> bool:
+    """Remove what a disk has of a key; tell whether one had it."""
+    shelved = state.disks.objects.get(key)
+    if shelved is None:
+        return False
+    state.drop_shelved(shelved)
+    put = state.in_progress.get(key)
+    if put is not None and put.generation in state.disks.promotions:
+        # What is being read from there must not come back.
+        state.discard_put(put)
+    state.counters["removed"] += 1
+    return True
 
 
 def remove_all(state: State, request: RemoveAll, _peer: str) -> Matched:
@@ -39,11 +55,19 @@ def remove_all(state: State, request: RemoveAll, _peer: str) -> Matched:
     ]
     for each in reversed(doomed):
         _take_out(state, each)
-    return Matched(len(doomed))
+    on_disk = [key for key in state.disks.objects if key.startswith(request.prefix)]
+    only = sum(_remove_shelved(state, k) for k in on_disk if state.index.find(k) is None)
+    return Matched(len(doomed) + only)
 
 
 def _take_out(state: State, found: Object) -> None:
     state.counters["removed"] += 1
+    shelved = state.disks.objects.get(found.key)
+    if shelved is not None:
+        state.drop_shelved(shelved)
+    # What a node is still writing to its disk must not come back.
+    for disk in state.disks.by_handle.values():
+        disk.answered(found.generation)
     for slot in found.slots:
         state.drop_slot(slot, found.generation)
     state.remove_object(found)

@@ -8,7 +8,8 @@ higher generation and wins.
 
 from __future__ import annotations
 
-from moonpool.core.eviction import family
+from moonpool.core import offload
+from moonpool.core.eviction import family, is_evictable_leaf
 from moonpool.core.index import Object
 from moonpool.core.messages import Slot
 from moonpool.core.segments import Segment
@@ -21,23 +22,44 @@ _FAMILY_MAX = 8192
 
 def evict(state: State, evicted: Object) -> int:
     """Remove an object to make room; return the bytes it took."""
+    if state.disks.by_handle:
+        _leave_for_disk(state, evicted)
     freed = state.remove_object(evicted)
     state.counters["evicted_objects"] += 1
     state.counters["evicted_bytes"] += freed
     return freed
 
 
+def _leave_for_disk(state: State, evicted: Object) -> None:
+    disks = state.disks
+    shelved = disks.objects.get(evicted.key)
+    if shelved is not None:
+        state.errands.touch(disks.by_handle[shelved.disk], evicted.key)
+    else:
+        state.counters["evicted_unsaved"] += 1
+        if disks.selective:
+            disks.remember(evicted.key)
+
+
 def evict_to_watermark(state: State) -> None:
     """Above the high watermark, evict down to the low one (a bounded number of objects)."""
-    if state.segments.fill_ratio() <= state.config.watermark_high:
+    disks = state.disks
+    if state.segments.fill_ratio() <= state.config.watermark_high and not disks.draining:
         return
+    disks.draining = bool(disks.by_handle)
     for _ in range(state.config.evictions_per_tick_max):
-        if state.segments.fill_ratio() <= state.config.watermark_low:
+        if state.segments.fill_ratio(disks.leaving_bytes) <= state.config.watermark_low:
+            disks.draining = bool(disks.leaving)
             return
         coldest = _coldest(state)
         if coldest is None:
             return
-        evict(state, coldest)
+        when = offload.before_eviction(state, coldest) if disks.by_handle else offload.NOW
+        if when == offload.NOW:
+            evict(state, coldest)
+        elif when == offload.BUSY:
+            state.offer([coldest])
+            return
 
 
 def make_room(state: State, segments: list[Segment], size: int) -> tuple[Segment, Slot] | None:
@@ -54,10 +76,24 @@ def _coldest(state: State) -> Object | None:
     return coldest
 
 
+def _coldest_at_once(state: State) -> Object | None:
+    """Return the coldest that may go now, be it before it is on disk."""
+    return _coldest(state) or _leaving(state)
+
+
+def _leaving(state: State) -> Object | None:
+    """Return what is still being written to disk, if nothing else is left to evict."""
+    for generation in list(state.disks.leaving):
+        found = state.disks.stay(generation)
+        if found is not None and is_evictable_leaf(found.object):
+            return found.object
+    return None
+
+
 def _evict_leaves(state: State, usable: list[Segment], size: int) -> tuple[Segment, Slot] | None:
     budget = _BUDGET_FACTOR * size
     while budget > 0:
-        coldest = _coldest(state)
+        coldest = _coldest_at_once(state)
         if coldest is None:
             return None
         handles = [slot.segment for slot in coldest.slots]
@@ -77,7 +113,7 @@ def _empty_region(state: State, usable: list[Segment], size: int) -> tuple[Segme
     own class, but never a span.
     """
     coldest: list[Object] = []
-    while len(coldest) < _REGIONS_MAX and (leaf := _coldest(state)) is not None:
+    while len(coldest) < _REGIONS_MAX and (leaf := _coldest_at_once(state)) is not None:
         coldest.append(leaf)
     state.offer(coldest)
     by_handle = {each.handle: each for each in usable}

@@ -131,15 +131,16 @@ class Segments:
         """Return the segments that take puts."""
         return [each for each in self.by_handle.values() if each.ready]
 
-    def fill_ratio(self) -> float:
-        """Return how full the ready segments are together, by space or by table entries."""
+    def fill_ratio(self, less_bytes: int = 0) -> float:
+        """Return how full the ready segments are together, by space (``less_bytes`` of it do not
+        count) or by table entries."""
         used = total = entries_used = entries = 0
         for each in self.ready():
             used += each.space.filled_bytes
             total += each.space.total_bytes
             entries_used += each.table.used
             entries += each.table.count
-        return max(used / total, entries_used / entries) if total else 0.0
+        return max((used - less_bytes) / total, entries_used / entries) if total else 0.0
 
 
 class Placement:

@@ -6,6 +6,8 @@ import math
 from collections import Counter, deque
 from typing import Final
 
+from moonpool.core.disks import Disks, OnDisk
+from moonpool.core.errands import Errands
 from moonpool.core.eviction import Leaves
 from moonpool.core.handoffs import Handoffs
 from moonpool.core.index import Index, Object, placed
@@ -35,7 +37,9 @@ class State:
         self._stamp = 0
         self.generation = epoch << 32
         self.segments = Segments()
-        self.index = Index(Marks() if marks is None else marks)
+        self.disks = Disks()
+        self.errands = Errands()
+        self.index = Index(Marks() if marks is None else marks, self.disks.objects)
         self.leaves = Leaves()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
         self.handoffs = Handoffs(config)
@@ -85,9 +89,11 @@ class State:
 
     def take_pushes(self) -> list[tuple[str, Push]]:
         """Return what is to be sent, once."""
-        if not self._pushes and not self._drops:
+        if not self._pushes and not self._drops and not self.errands.waiting:
             return []
         pushes, self._pushes = self._pushes, []
+        if self.errands.waiting:
+            pushes += self.errands.take()
         for handle, (indexes, generations) in self._drops.items():
             segment = self.segments.by_handle.get(handle)
             if segment is not None:
@@ -106,6 +112,11 @@ class State:
             self.segments.by_handle[slot.segment].own(slot.offset, added)
         self.leaves.offer(added, self.index.count)
         self.handoffs.appeared(key)
+        shelved = self.disks.objects.get(key)
+        if shelved is not None:
+            self.disks.only -= 1
+            if (shelved.size, shelved.checksum) != (where.size, where.checksum):
+                self.drop_shelved(shelved)
         return added
 
     def remove_object(self, removed: Object) -> int:
@@ -118,12 +129,38 @@ class State:
             freed += by_handle[slot.segment].release(slot)
         if parent is not None and parent.first_child is None:
             self.leaves.offer(parent, self.index.count)
+        if removed.key in self.disks.objects:
+            self.disks.only += 1
         return freed
 
     def offer(self, freed: list[Object]) -> None:
         """Let objects that nobody leases any more be evicted."""
         for each in freed:
             self.leaves.offer(each, self.index.count)
+
+    # --- objects on disks -----------------------------------------------------------------------
+
+    def add_shelved(self, added: OnDisk) -> None:
+        """Take note of an object on a disk; its key is on none."""
+        self.disks.put(added)
+        if self.index.find(added.key) is None:
+            self.disks.only += 1
+            self.index.marks.add(added.key)
+            self.handoffs.appeared(added.key)
+
+    def forget_shelved(self, removed: OnDisk) -> None:
+        """Forget an object on a disk."""
+        self.disks.take(removed)
+        if self.index.find(removed.key) is None:
+            self.disks.only -= 1
+            self.index.marks.remove(removed.key)
+
+    def drop_shelved(self, removed: OnDisk) -> None:
+        """Forget an object on a disk, and have its node do so too."""
+        self.errands.drop(self.disks.by_handle[removed.disk], removed)
+        self.forget_shelved(removed)
+
+    # --- leases ---------------------------------------------------------------------------------
 
     def expire_leases(self) -> None:
         """End the leases whose time is over."""
@@ -148,6 +185,8 @@ class State:
         """Forget a put. The places it still has are free: nobody writes there any more."""
         put.resolved = True
         del self.puts[put.generation]
+        if self.disks.promotions:
+            self.disks.put_ended(put)
         if not put.discarded:
             del self.in_progress[put.key]
         rest = self.pending_bytes[put.client] - put.capacity

@@ -21,6 +21,7 @@ from moonpool.core.messages import (
     GetStatus,
     Hello,
     Mount,
+    MountDisk,
     Parked,
     PeerGone,
     PutEnd,
@@ -31,10 +32,12 @@ from moonpool.core.messages import (
     RemoveAll,
     Reply,
     Request,
+    Shelve,
     Status,
     Tell,
     Tick,
     Unmount,
+    Unshelve,
     WaitersGone,
     Welcome,
     WriterGone,
@@ -51,7 +54,7 @@ STATUS_SHARE = 20
 """A status is good for this many times as long as it took to make."""
 LOG_LINES_PER_S = 10
 
-NODE_ONLY = frozenset({Mount, Announce, Unmount, WriterGone})
+NODE_ONLY = frozenset({Mount, Announce, Unmount, WriterGone, MountDisk, Shelve, Unshelve})
 CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll, Tell}
 REQUEST_KINDS: tuple[type[Request], ...] = get_args(Request)
 

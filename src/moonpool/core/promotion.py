@@ -1,0 +1,85 @@
+"""Bringing objects from disk into memory: a put by the node that has the disk.
+
+The space is granted, owned and taken back like that of any other put, whatever happens to the
+node meanwhile. Who wants such an object is told to ask again.
+"""
+
+from __future__ import annotations
+
+from moonpool.core import codes
+from moonpool.core.checks import space_needed
+from moonpool.core.disks import OnDisk
+from moonpool.core.messages import Located, Promotion, Slot
+from moonpool.core.puts import add_put
+from moonpool.core.room import make_room
+from moonpool.core.segments import Placement, Put
+from moonpool.core.state import State
+
+PROMOTED_RETRY_S = 0.002
+BUSY_RETRY_S = 0.01
+BUSY, NO_ROOM, STARTED = range(3)
+
+
+def bring(state: State, key: bytes) -> Located | None:
+    """Begin to read an object from disk; return what to tell who wants it. None if it is not on
+    a disk."""
+    put = state.in_progress.get(key)
+    if put is not None:
+        on_its_way = put.generation in state.disks.promotions
+        return _later(put.size, PROMOTED_RETRY_S) if on_its_way else None
+    found = state.disks.objects.get(key)
+    if found is None:
+        return None
+    begun = start(state, found)
+    if begun == NO_ROOM:
+        return Located(found.size, code=codes.NO_SPACE)
+    return _later(found.size, PROMOTED_RETRY_S if begun == STARTED else BUSY_RETRY_S)
+
+
+def _later(size: int, seconds: float) -> Located:
+    return Located(size, code=codes.NOT_READY, retry_after_s=seconds)
+
+
+def start(state: State, found: OnDisk) -> int:
+    """Have the node read an object that is only on its disk."""
+    disk = state.disks.by_handle[found.disk]
+    if disk.promoting_bytes and disk.promoting_bytes + found.size > disk.info.promote_bytes:
+        state.counters["promotions_waited"] += 1
+        return BUSY
+    place = _room(state, disk.peer, space_needed(found.key, found.size))
+    if place is None:
+        state.counters["promotions_refused"] += 1
+        return NO_ROOM
+    capacity, slot = place
+    state.generation += 1
+    put = Put(
+        state.generation,
+        found.key,
+        found.size,
+        found.parent,
+        disk.peer,
+        capacity,
+        state.now,
+        False,
+        [slot],
+    )
+    state.segments.by_handle[slot.segment].own(slot.offset, put)
+    add_put(state, put)
+    state.in_progress[put.key] = put
+    state.put_queue.append(put)
+    state.disks.promotions[put.generation] = disk, found.size
+    disk.promoting_bytes += found.size
+    state.counters["promotions"] += 1
+    where = slot.segment, slot.index, slot.offset
+    state.errands.promote(disk, Promotion(found.shelved, *where, capacity, put.generation))
+    return STARTED
+
+
+def _room(state: State, peer: str, needed: int) -> tuple[int, Slot] | None:
+    segments = [each for each in state.segments.of_peer(peer) if each.ready]
+    placement = Placement(segments, "")
+    capacity, slots = placement.take(needed, 1)
+    if slots:
+        return capacity, slots[0]
+    made = make_room(state, segments, needed) if placement.fits(needed) else None
+    return None if made is None else (made[0].space.capacity_of(needed), made[1])
