@@ -101,11 +101,20 @@ class BlockHasher:
 
         tokens: the whole prompt's ids.
         """
+        return self.append(hashes, tokens[len(hashes) * self.block_tokens :], extra)
+
+    def append(
+        self, hashes: list[bytes], fresh: Sequence[int], extra: Extra | None = None
+    ) -> list[bytes]:
+        """Append the hashes of the full blocks in ``fresh``, which follows on ``hashes``."""
         size, digest = self.block_tokens, self._hash
         parent = hashes[-1] if hashes else self.root
-        for first in range(len(hashes) * size, len(tokens) - size + 1, size):
-            keys = self.extra_keys(first, extra) if extra is not None else None
-            parent = digest((parent, tuple(tokens[first : first + size]), keys))
+        known = len(hashes) * size
+        keys = None
+        for first in range(0, len(fresh) - size + 1, size):
+            if extra is not None:
+                keys = self.extra_keys(known + first, extra)
+            parent = digest((parent, tuple(fresh[first : first + size]), keys))
             hashes.append(parent)
         return hashes
 

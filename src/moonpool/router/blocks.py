@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +15,7 @@ import aiohttp
 
 from moonpool.errors import ConfigError
 from moonpool.router.blockhash import ALGORITHMS, DEFAULT_SEED, BlockHasher, Extra, key_of
-from moonpool.router.chains import Chain, Chains
+from moonpool.router.chains import Chain, Chains, grown
 from moonpool.router.encoder import LocalEncoder, NotKnown
 from moonpool.router.instance import EngineFacts
 from moonpool.router.members import Members
@@ -24,9 +26,17 @@ from moonpool.router.remote import RemoteTokenizer
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 # So many prompts in a row that an engine counted otherwise: the tokenizer is not the engine's.
 MISMATCHES_MAX = 3
-# Texts that are longer are encoded beside the event loop.
-LONG_CHARS = 32_768
-MANY_BLOCKS = 2048
+# Texts that are longer are encoded beside the event loop, by so many threads.
+LONG_CHARS = 65_536
+THREADS = 2
+# Rendering is so many times quicker than encoding; hashing a token takes as long as so many chars.
+RENDER_SHARE = 8
+HASH_CHARS = 2
+# A prompt that takes longer is compared as text; so many may be unfinished. Longer new texts are
+# not tried.
+WAIT_S = 0.25
+MAKING_MAX = 32
+TEXT_CHARS_MAX = 4 << 20
 # Prompts that are longer are compared as text.
 PROMPT_BYTES_MAX = 8 << 20
 REFRESH_S = 1.0
@@ -65,6 +75,10 @@ class BlockPrompts:
         self._facts = EngineFacts()
         self._local: LocalEncoder | None = None
         self._chains = Chains(())
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="moonpool-tokens")
+        self._making: set[asyncio.Future[Prompt]] = set()
+        # Called once a tokenizer is there; what has been made until then stays.
+        self.on_load: Callable[[], None] = lambda: None
         self._mismatches = 0
         self._why = "no instance has said how it hashes blocks"
         self._said = ""
@@ -106,7 +120,12 @@ class BlockPrompts:
             self._why = str(error)
         else:
             self._mismatches = 0
-            self._chains = Chains(self._local.marks)
+            self._chains = self._new_chains()
+            self.on_load()
+
+    def _new_chains(self) -> Chains:
+        marks = self._local.marks if self._local is not None else ()
+        return Chains(marks, secret=secrets.randbits(63))
 
     def _hasher_for(self, facts: EngineFacts) -> BlockHasher | None:
         size = self._block_tokens or facts.block_tokens
@@ -123,7 +142,7 @@ class BlockPrompts:
         except ConfigError as error:
             self._why = str(error)
             return None
-        self._chains = Chains(self._local.marks if self._local is not None else ())
+        self._chains = self._new_chains()
         return made
 
     def _folder(self) -> Path | None:
@@ -144,20 +163,77 @@ class BlockPrompts:
         hasher = self._hasher
         if hasher is None or self._wanted == TEXT or path not in (CHAT, COMPLETION):
             return None
-        if len(fields.raw("messages")) + len(fields.raw("prompt")) > PROMPT_BYTES_MAX:
+        size = len(fields.raw("messages")) + len(fields.raw("prompt"))
+        if size > PROMPT_BYTES_MAX:
             return None
-        extra = self._extra(fields)
         try:
-            chain = await self._chain(path, fields, hasher, extra)
+            if size <= LONG_CHARS or self._local is None:
+                return await self._made(path, fields, hasher)
+            return await self._in_time(self._made(path, fields, hasher))
         except NotKnown:
             return None
-        if chain is None:
+
+    async def _in_time(self, making: Coroutine[Any, Any, Prompt]) -> Prompt | None:
+        """Return a long prompt, or None where that takes too long: it is then done for later."""
+        if len(self._making) >= MAKING_MAX:
+            making.close()
             return None
-        new = len(chain.tokens) // hasher.block_tokens - len(chain.hashes)
-        hashes = await _beside(new, MANY_BLOCKS, hasher.extend, chain.hashes, chain.tokens, extra)
-        chain.keys.extend(map(key_of, hashes[len(chain.keys) :]))
+        task = asyncio.ensure_future(making)
+        self._making.add(task)
+        task.add_done_callback(self._made_late)
+        done, _ = await asyncio.wait({task}, timeout=WAIT_S)
+        return task.result() if done else None
+
+    def _made_late(self, task: asyncio.Future[Prompt]) -> None:
+        self._making.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def _made(self, path: str, fields: Fields, hasher: BlockHasher) -> Prompt:
+        extra = self._extra(fields)
+        ids = _given(fields) if path == COMPLETION else None
+        if ids is None and self._local is None:
+            ids = await self.remote.tokens(path, fields)
+            if ids is None:
+                raise NotKnown("no instance tells")
+        elif ids is None and path == COMPLETION:
+            assert self._local is not None
+            text = _text(fields)
+            ids = await self._beside(len(text), self._local.encode_plain, text)
+        if ids is None:
+            chain = await self._chat(fields, hasher, extra)
+        else:
+            chain = Chain(len(ids), ids)
+            await self._hash(chain, hasher, extra)
         size = float(hasher.block_tokens)
-        return Prompt(chain.keys, float(len(chain.tokens)), size, True, hashes)
+        return Prompt(chain.keys, float(chain.length), size, True, chain.hashes)
+
+    async def _chat(self, fields: Fields, hasher: BlockHasher, extra: Extra | None) -> Chain:
+        local, chains = self._local, self._chains
+        assert local is not None
+        size = len(fields.raw("messages"))
+        text = await self._beside(size // RENDER_SHARE, local.render, fields)
+        search = chains.search(repr((extra, hasher.block_tokens)).encode(), text)
+        rest = search.rest
+        ids, places = await self._beside(len(rest), local.encode, rest)
+        chain = grown(search, ids, hasher.block_tokens)
+        await self._hash(chain, hasher, extra)
+        chains.keep(search, chain, places, hasher.block_tokens)
+        return chain
+
+    async def _hash(self, chain: Chain, hasher: BlockHasher, extra: Extra | None) -> None:
+        size = len(chain.fresh) * HASH_CHARS
+        await self._beside(size, hasher.append, chain.hashes, chain.fresh, extra)
+        chain.keys.extend(map(key_of, chain.hashes[len(chain.keys) :]))
+
+    async def _beside(self, size: int, work: Callable[..., R], *arguments: Any) -> R:
+        """Return what the work gives; where it is large, other requests go on meanwhile."""
+        if size <= LONG_CHARS:
+            return work(*arguments)
+        if size > TEXT_CHARS_MAX:
+            raise NotKnown("too long")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, work, *arguments)
 
     def _extra(self, fields: Fields) -> Extra | None:
         name, salt = fields.text("model"), fields.text("cache_salt")
@@ -165,26 +241,6 @@ class BlockPrompts:
         if path is None and not salt:
             return None
         return Extra((name, path) if path is not None else None, salt or None)
-
-    async def _chain(
-        self, path: str, fields: Fields, hasher: BlockHasher, extra: Extra | None
-    ) -> Chain | None:
-        ids = _given(fields) if path == COMPLETION else None
-        if ids is not None:
-            return Chain(ids)
-        local, chains = self._local, self._chains
-        if local is None:
-            found = await self.remote.tokens(path, fields)
-            return Chain(found) if found is not None else None
-        if path == COMPLETION:
-            text = _text(fields)
-            return Chain(await _beside(len(text), LONG_CHARS, local.encode_plain, text))
-        size = len(fields.raw("messages"))
-        text = await _beside(size, LONG_CHARS * 8, local.render, fields)
-        search = chains.search(repr((extra, hasher.block_tokens)).encode(), text)
-        rest = search.rest
-        new, places = await _beside(len(rest), LONG_CHARS, local.encode, rest)
-        return chains.add(search, new, places, hasher.block_tokens)
 
     def agrees(self, tokens: Sequence[int], block_tokens: int, key: int) -> bool | None:
         """Return whether the router's hash of a prompt's first block is an engine's."""
@@ -204,7 +260,7 @@ class BlockPrompts:
         if self._mismatches >= MISMATCHES_MAX and self._local is not None and self._local.quick:
             # First the suspicion falls on what stands in for the model's own tokenizer.
             log.warning("engines count other tokens: texts are encoded by %s", self._local.folder)
-            self._local.quick, self._chains = None, Chains(self._local.marks)
+            self._local.quick, self._chains = None, self._new_chains()
             self._mismatches = 0
         elif self._mismatches >= MISMATCHES_MAX and self._local is not None:
             self._why = f"{self._local.folder} counts other tokens than the engines"
@@ -230,15 +286,8 @@ class BlockPrompts:
         if self._hasher is not None:
             state |= {"hash": self._hasher.algorithm, "block_tokens": self._hasher.block_tokens}
         if self._local is not None and self.kind == "local":
-            state |= {"tokenizer": str(self._local.folder), "cached_tokens": self._chains.held}
+            state |= {"tokenizer": str(self._local.folder), "cached_bytes": self._chains.held_bytes}
         return state
-
-
-async def _beside(size: int, bound: int, work: Callable[..., R], *arguments: Any) -> R:
-    """Return what the work gives; where it is large, other requests go on meanwhile."""
-    if size > bound:
-        return await asyncio.to_thread(work, *arguments)
-    return work(*arguments)
 
 
 def _given(fields: Fields) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -61,14 +62,16 @@ class LocalEncoder:
         """Return the ids of a text without added ones, and the places of marks among them."""
         marks = self._mark_ids
         if self.quick is not None:
-            return self.quick.encode(text, marks)
+            with contextlib.suppress(Unlike):
+                return self.quick.encode(text, marks)
         ids = self._ids(text, False)
         return ids, [place for place, token in enumerate(ids) if token in marks]
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a completion's prompt, with those that the model adds to each."""
         if self.quick is not None and self._before is not None:
-            return [*self._before, *self.quick.encode(text)[0], *self._behind]
+            with contextlib.suppress(Unlike):
+                return [*self._before, *self.quick.encode(text)[0], *self._behind]
         return self._ids(text, True)
 
     def _added(self) -> tuple[list[int] | None, list[int]]:
@@ -84,10 +87,13 @@ class LocalEncoder:
 
     def _ids(self, text: str, special: bool) -> list[int]:
         # In a batch other threads can run meanwhile; a short text alone is sooner done.
-        if len(text) > SHORT_CHARS:
-            made = self._fast.encode_batch_fast([text], add_special_tokens=special)[0]
-        else:
-            made = self._fast.encode(text, add_special_tokens=special)
+        try:
+            if len(text) > SHORT_CHARS:
+                made = self._fast.encode_batch_fast([text], add_special_tokens=special)[0]
+            else:
+                made = self._fast.encode(text, add_special_tokens=special)
+        except (TypeError, ValueError) as error:
+            raise NotKnown(f"a text that cannot be encoded: {error}") from None
         ids: list[int] = made.ids
         return ids
 

@@ -23,8 +23,13 @@ PROOFS = (
 )
 
 
+# Longer runs of white space overflow the stack of tiktoken's pattern.
+_SPACES = re.compile(r"\s{10000}")
+_LONG_CHARS = 10_000
+
+
 class Unlike(Exception):
-    """A tokenizer that is more than plain byte-level BPE; the text says what."""
+    """A tokenizer that is more than plain byte-level BPE, or a text that is too odd; says what."""
 
 
 class QuickBpe:
@@ -53,7 +58,9 @@ class QuickBpe:
 
     def encode(self, text: str, marks: Container[int] = ()) -> tuple[list[int], list[int]]:
         """Return the ids of a text, and the places among them of those added tokens that are
-        marks."""
+        marks. Raises Unlike."""
+        if len(text) > _LONG_CHARS and _SPACES.search(text):
+            raise Unlike("a text with too much white space in a row")
         if self._split is None:
             return self._plain(text), []
         # Every second part is an added token.

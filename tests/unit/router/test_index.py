@@ -55,6 +55,26 @@ def test_memory_is_given_back() -> None:
     assert index.match([2, 3]) == {}
 
 
+def test_a_growing_prefix_stays_while_it_is_used() -> None:
+    index = PrefixIndex(blocks_max=400)
+    used = list(range(100))
+    for turn in range(200):
+        used.append(1000 + turn)
+        index.add(0, used[-150:] if len(used) > 150 else used)
+        index.add(0, [10_000 + turn * 10 + place for place in range(10)])
+        index.validate()
+    assert index.held(0) == 400
+    assert index.match(used[-150:]) == {0: 150}
+
+
+def test_long_prefixes_end_where_they_end() -> None:
+    index, keys = PrefixIndex(), list(range(1, 1000))
+    for owner, length in enumerate((1, 15, 16, 17, 500, 999)):
+        index.add(owner, keys[:length])
+    assert index.match(keys) == {0: 1, 1: 15, 2: 16, 3: 17, 4: 500, 5: 999}
+    assert index.match(keys[:400]) == {0: 1, 1: 15, 2: 16, 3: 17, 4: 400, 5: 400}
+
+
 _KEYS = st.lists(st.integers(0, 12), max_size=6)
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["add", "remove", "clear"]), st.integers(0, 3), _KEYS), max_size=40

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from moonpool.errors import ConfigError
 from moonpool.router.blockhash import BlockHasher, Extra
 from moonpool.router.blocks import CHAT, COMPLETION, BlockPrompts
-from moonpool.router.chains import Chain, Chains, Search
+from moonpool.router.chains import Chain, Chains, Search, grown
 from moonpool.router.index import PrefixIndex
 from moonpool.router.instance import EngineFacts
 from moonpool.router.knowledge import Knowledge
@@ -89,9 +89,15 @@ async def _prompts(folder: Path | str, facts: EngineFacts | None = None) -> Bloc
     return prompts
 
 
+HASHER = BlockHasher(BLOCK)
+
+
 def _add(chains: Chains, search: Search, encoder: Any) -> Chain:
     ids, places = encoder.encode(search.rest)
-    return chains.add(search, ids, places, BLOCK)
+    chain = grown(search, ids, BLOCK)
+    HASHER.append(chain.hashes, chain.fresh)
+    chains.keep(search, chain, places, BLOCK)
+    return chain
 
 
 _TEXTS = st.lists(
@@ -111,7 +117,9 @@ def test_ids_of_growing_texts_are_exact(encoder: Any, chats: list[list[str]]) ->
             text = encoder.render(_chat(*texts[:turn]))
             found = chains.search(b"", text)
             chain = _add(chains, found, encoder)
-            assert chain.tokens == encoder.encode(text)[0]
+            ids = encoder.encode(text)[0]
+            assert chain.length == len(ids)
+            assert chain.hashes == HASHER.extend([], ids)
 
 
 async def test_only_what_is_new_is_encoded_and_hashed(folder: Path, encoder: Any) -> None:
@@ -119,25 +127,28 @@ async def test_only_what_is_new_is_encoded_and_hashed(folder: Path, encoder: Any
     texts = ["be brief " * 50, "hello " * 50]
     first = chains.search(b"", encoder.render(_chat(*texts)))
     chain = _add(chains, first, encoder)
-    chain.hashes = BlockHasher(BLOCK).extend([], chain.tokens)
     whole = encoder.render(_chat(*texts, "yes", "why"))
     second = chains.search(b"", whole)
     assert len(second.rest) < 60
-    grown = _add(chains, second, encoder)
-    assert len(grown.hashes) >= len(chain.hashes) - 1
-    assert BlockHasher(BLOCK).extend(grown.hashes, grown.tokens) == BlockHasher(BLOCK).extend(
-        [], encoder.encode(whole)[0]
-    )
+    before = chain.hashes
+    longer = _add(chains, second, encoder)
+    assert longer.hashes[: len(before) - 1] == before[:-1]
+    assert longer.hashes == HASHER.extend([], encoder.encode(whole)[0])
+    # The shorter one has become the longer.
+    assert [*chains._chains] == [chain]
+    assert chain.hashes == longer.hashes
     assert chains.search(b"other", whole).rest == whole
 
 
 def test_memory_for_ids_is_bounded(encoder: Any) -> None:
-    chains = Chains(encoder.marks, tokens_max=500)
+    chains = Chains(encoder.marks, bytes_max=20_000)
     for number in range(50):
         found = chains.search(b"", encoder.render(_chat("system", f"{number} " * 20)))
         _add(chains, found, encoder)
-        assert chains.held <= 500
-    assert len(chains._cuts) <= 64 * len(chains._chains)
+        assert chains.held_bytes <= 20_000
+    assert 0 < len(chains._chains) < 20
+    assert {cut.chain for cut in chains._cuts.values()} == set(chains._chains)
+    assert sum(chains._chains.values()) == chains.held_bytes
 
 
 async def test_a_chat_s_hashes_are_the_engine_s(folder: Path, encoder: Any) -> None:
