@@ -1,4 +1,4 @@
-"""Lets several engines with NIXL share a few cores; on ``PYTHONPATH`` of test engines only.
+"""Lets several engines with NIXL or Mooncake share a few cores; on their ``PYTHONPATH`` only.
 
 vLLM's NIXL worker binds itself to one core, the same for every engine, and NIXL's thread keeps
 another one busy while nothing happens. Neither is what these tests are about.
@@ -35,10 +35,20 @@ class _Patience(importlib.machinery.ExtensionFileLoader):
         module.nixlAgent = patient  # type: ignore[attr-defined]
 
 
+def _without_accelerator() -> None:
+    """vLLM's MooncakeConnector asks for the number of its device, which a CPU does not have."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        torch.accelerator.current_device_index = lambda: 0
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if name == "mooncake.engine":
+            _without_accelerator()
         if name != MODULE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
