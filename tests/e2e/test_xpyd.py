@@ -19,7 +19,7 @@ from tests.e2e.router_process import KEY, WAIT_S, Router, count
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.logprobs import difference
 from tests.e2e.vllm.servers import OBJECT, Server
-from tests.e2e.xpyd_client import Broken, Conversation, ask
+from tests.e2e.xpyd_client import CHAT, Broken, Conversation, ask, chat
 from tests.integration.processes import pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -70,8 +70,12 @@ class Story:
         async with aiohttp.ClientSession() as self.http:
             for _ in range(4):
                 await self._expect()
+            self.chats = [await chat(self.http, self.plain.url, "plain", stream=False)]
             self.plain.end()
             newcomer = self._server("d2", transfer("kv_consumer"))
+            for stream in (False, True):
+                url = self.router.url
+                self.chats.append(await chat(self.http, url, f"{stream}", stream=stream))
             for turn in (0, 1):
                 await self._turn(turn)
                 await self._saved()
@@ -177,6 +181,14 @@ def test_every_answer_is_that_of_a_plain_engine(story: Story, turn: int) -> None
         for answer, talk in zip(story.answers[turn], story.talks, strict=True)
     ]
     assert max(worst) < SAME
+
+
+def test_several_answers_of_a_chat_are_those_of_a_plain_engine(story: Story) -> None:
+    plain, *others = story.chats
+    for text, logprobs in (answer for answers in others for answer in answers):
+        assert text == plain[0][0]
+        assert logprobs == pytest.approx(plain[0][1], abs=SAME)
+        assert len(logprobs) == CHAT["max_tokens"]
 
 
 def test_nothing_fails_that_had_not_begun_to_stream(story: Story) -> None:

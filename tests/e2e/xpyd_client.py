@@ -96,3 +96,33 @@ def _joined(events: list[dict[str, Any]]) -> dict[str, Any]:
         ],
         "usage": events[-1]["usage"],
     }
+
+
+CHAT = {
+    "model": "tiny",
+    "messages": [
+        {"role": "system", "content": "Answer in one sentence, and say what you are not sure of."},
+        {"role": "user", "content": "Which of the two lakes is the deeper one? " * 8},
+    ],
+    "max_tokens": 12,
+    "temperature": 0,
+    "logprobs": True,
+    "top_logprobs": 3,
+    "n": 2,
+}
+
+
+async def chat(http: aiohttp.ClientSession, url: str, salt: str, *, stream: bool) -> list[Any]:
+    """Return the texts and logprobs of two answers; the salt hides all that was computed before."""
+    body = {**CHAT, "cache_salt": salt, "stream": stream}
+    address = f"{url}/v1/chat/completions"
+    async with asyncio.timeout(WAIT_S), http.post(address, json=body) as response:
+        assert response.status == 200, await response.text()
+        events = await _events(response) if stream else [await response.json()]
+    found: list[Any] = [["", []], ["", []]]
+    for choice in (choice for event in events for choice in event["choices"]):
+        said = choice.get("delta") or choice.get("message") or {}
+        found[choice["index"]][0] += said.get("content") or ""
+        steps = (choice.get("logprobs") or {}).get("content") or []
+        found[choice["index"]][1] += [step["logprob"] for step in steps]
+    return found
