@@ -41,11 +41,11 @@ class Batch:
     replicas: int
     pinned: bool = False
 
-    def start(self, which: Iterable[int]) -> PutStart:
+    def start(self, which: Iterable[int], preferred: str) -> PutStart:
         """Return the request for some of the objects."""
         keys, sizes, parents = self.keys, self.sizes, self.parents
         items = [PutItem(keys[i], sizes[i], parents[i] if parents else b"") for i in which]
-        return PutStart(items, self.replicas, "", self.pinned)
+        return PutStart(items, self.replicas, preferred, self.pinned)
 
     def write(self, transport: Transport, objects: I64, places: Places) -> Written:
         """Write some of the objects to their places in one segment."""
@@ -58,7 +58,11 @@ class Batch:
 class Putter:
     """Puts batches. May be used from several threads."""
 
-    def __init__(self, channel: Channel, reach: Reach, closed: threading.Event) -> None:
+    def __init__(
+        self, channel: Channel, reach: Reach, closed: threading.Event, *, near: bool = False
+    ) -> None:
+        """near: whether to prefer segments of this host while they have room."""
+        self._near = near
         self._ledger = PutLedger(channel)
         self._reach = reach
         self._closed = closed
@@ -82,10 +86,14 @@ class Putter:
             codes[codes == _LOST] = error.code
         return codes
 
+    @property
+    def _preferred(self) -> str:
+        return self._reach.near_host if self._near else ""
+
     def _put_chunk(self, batch: Batch, left: I64, codes: I64, deadline: float) -> None:
         while True:
             which = left.tolist()
-            request = batch.start(which)
+            request = batch.start(which, self._preferred)
             answers, epoch = self._ledger.start(request, [item.key for item in request.items])
             grants = dict(zip(which, answers, strict=True))
             for i, grant in grants.items():
@@ -169,7 +177,7 @@ class Putter:
     ) -> int:
         """Put one object; return its code. Raises MasterUnreachableError."""
         keys = (key,)
-        request = PutStart([PutItem(key, size, parent)], replicas)
+        request = PutStart([PutItem(key, size, parent)], replicas, self._preferred)
         deadline = 0.0
         while True:
             (grant,), epoch = self._ledger.start(request, keys)

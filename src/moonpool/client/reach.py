@@ -15,6 +15,7 @@ from moonpool.client.turns import in_turn
 from moonpool.core.messages import GetSegments, SegmentInfo, Segments
 from moonpool.errors import MoonpoolError, ProtocolError
 from moonpool.transport.base import I64, Places, Transport
+from moonpool.transport.host import shares_memory
 from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.shm import ShmTransport
 
@@ -43,6 +44,8 @@ class Reach:
         self._segments: dict[tuple[int, int], SegmentInfo] = {}
         self._refresh_at = 0.0
         self._closed = False
+        self.near_host = ""
+        """This machine's memory as its nodes call it; empty if there are none, as far as is known."""
 
     def transport(self, epoch: int, segment: int) -> Transport | None:
         """Return the way to a segment, or None if there is none at present.
@@ -116,6 +119,8 @@ class Reach:
             raise ProtocolError(f"the master answered GetSegments with {type(reply).__name__}")
         self._segments = {(epoch, info.handle): info for info in reply.segments}
         self._refresh_at = now + REFRESH_S
+        hosts = {info.host: info.path for info in reply.segments}
+        self.near_host = next((h for h, path in hosts.items() if shares_memory(h, path)), "")
         self._failed = {key: until for key, until in self._failed.items() if until > now}
         for where, transport in list(self._open.items()):
             if where not in self._segments or _is_lost(transport):

@@ -90,6 +90,7 @@ class Store(Handing):
         token: str | None = None,
         connections: int = 4,
         wait: bool = True,
+        put_near: bool = False,
         copier: Copier | None = None,
         engines: config.ClientConfig | None = None,
     ) -> Self:
@@ -102,7 +103,8 @@ class Store(Handing):
         how long a put waits for space. lease_s: how long a read may take before its bytes are
         void. token: the master's; None takes MOONPOOL_TOKEN. connections: to the master, at most.
         wait: with False return
-        also if the master is away; calls fail fast until it is there. copier: reaches the memory
+        also if the master is away; calls fail fast until it is there. put_near: put where there is
+        room on this host, if there is any, not where there is most. copier: reaches the memory
         of zero-copy calls if it is not the processor's, such as a GPU's. engines: how nixl and
         mooncake are to work (the keys nixl_..., mooncake_..., staging); None takes them from the
         environment (MOONPOOL_CLIENT_...), if such a transport is asked for.
@@ -143,6 +145,7 @@ class Store(Handing):
             ways.open,
             put_timeout_s=settings.put_timeout_s,
             lease_s=settings.lease_s,
+            put_near=put_near,
         )
         try:
             if wait:

@@ -44,14 +44,20 @@ class Transfers(Lookups):
     """The part of Store that moves batches."""
 
     def __init__(
-        self, channel: Channel, opener: Opener, *, put_timeout_s: float, lease_s: float
+        self,
+        channel: Channel,
+        opener: Opener,
+        *,
+        put_timeout_s: float,
+        lease_s: float,
+        put_near: bool = False,
     ) -> None:
         if not 0 < lease_s <= LEASE_S_MAX:
             raise InvalidArgumentError(f"lease_s={lease_s}: up to {LEASE_S_MAX} are allowed")
         super().__init__(channel)
         self._reach = Reach(channel, opener)
         self._closed = threading.Event()
-        self._putter = Putter(channel, self._reach, self._closed)
+        self._putter = Putter(channel, self._reach, self._closed, near=put_near)
         self._getter = Getter(channel, self._reach, lease_s)
         self._registry = Registry()
         self._put_timeout_s = put_timeout_s

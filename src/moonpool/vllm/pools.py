@@ -23,5 +23,6 @@ def open_pool(chosen: Settings, name: str, timeout_s: float, copier: Copier | No
         name=name,
         transports=chosen.transports,
         timeout_s=timeout_s,
+        put_near=chosen.save_near,
         copier=copier,
     )

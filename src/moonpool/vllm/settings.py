@@ -51,6 +51,9 @@ class Settings:
         "longest time without progress or a sign of life of a prefill elsewhere; 0: never wait",
     )
     save_decode: bool = _key(True, values.boolean, "save what is generated, not only prompts")
+    save_near: bool = _key(
+        True, values.boolean, "save in this host's memory while a node here has room"
+    )
     mover: str = _key(
         "auto",
         values.one_of("auto", "process", "thread"),
