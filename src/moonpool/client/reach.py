@@ -45,7 +45,7 @@ class Reach:
         self._refresh_at = 0.0
         self._closed = False
         self.near_host = ""
-        """This machine's memory as its nodes call it; empty if there are none, as far as is known."""
+        """What this machine's memory is called; empty while no node of it is known."""
 
     def transport(self, epoch: int, segment: int) -> Transport | None:
         """Return the way to a segment, or None if there is none at present.
