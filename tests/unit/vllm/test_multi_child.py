@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from types import SimpleNamespace as Bag
+from typing import Any
 
 import pytest
 
 from tests.unit.vllm.engine import BLOCK, SchedulerOnly
-from tests.unit.vllm.fakes import FakeRequest
+from tests.unit.vllm.fakes import FakePool, FakeRequest
+from tests.unit.vllm.pd.engine import SENDS, PDEngine, PDRequest, pool_of, receives
+from tests.unit.vllm.test_connector import make, pool, vllm_config  # noqa: F401
+
+Make = Callable[..., Any]
 
 TABLE = list(range(1, 17))
 
@@ -46,3 +53,160 @@ def test_what_another_connector_brought_is_saved_after_the_first_step(side: Sche
     side.side.finished(req, TABLE[:8])
     (job,) = side.side.take_saves()
     assert job.block_ids.tolist() == TABLE[:6]
+
+
+# --- below the real MultiConnector ----------------------------------------------------------------
+
+PEER = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    "kv_connector_module_path": "tests.unit.vllm.pd.scripted",
+}
+POOL: dict[str, Any] = {
+    "kv_connector": "MoonpoolConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"object_tokens": 8, "lookup_wait_ms": 2000},
+}
+
+
+def multi(*children: dict[str, Any], device: str = "cpu") -> Bag:
+    from vllm.config import KVTransferConfig
+
+    config = vllm_config()
+    config.device_config = Bag(device_type=device)
+    config.model_config.use_mla = False
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"connectors": list(children)},
+    )
+    return config
+
+
+def engine(make: Make, pool: FakePool, *children: dict[str, Any]) -> PDEngine:  # noqa: F811
+    made = PDEngine(make, pool, multi(*children))
+    first = PDRequest("first", 16)
+    made.add(first)
+    made.compute(first)
+    made.finish(first)
+    made.settle()
+    return made
+
+
+def test_the_peer_first_brings_all_and_the_pool_stores(make: Make, pool: FakePool) -> None:  # noqa: F811
+    """A child that does not win is given the real blocks with 0 tokens."""
+    made = engine(make, pool, PEER, POOL)
+    request = receives("r", 40, first=0)
+    assert made.add(request) == 40
+    made.step()
+    assert made.peer.fills["r"] == made.tables["r"]
+    made.peer.write = lambda blocks: made.send(request, blocks)
+    made.peer.arrive("r")
+    made.until_reported("r")
+    assert made.right(request)
+    before = len(pool.objects)
+    made.step({"r": 1})
+    request.append(99)
+    made.finish(request)
+    made.settle()
+    assert len(pool.objects) > before
+    assert all(block.ref_cnt == 0 for block in made.block_pool.blocks)
+
+
+def test_the_pool_first_lets_a_short_hit_beat_the_peer(make: Make, pool: FakePool) -> None:  # noqa: F811
+    """Why the peer stands first: nobody fetches the rest of what prefill holds."""
+    made = engine(make, pool, POOL, PEER)
+    assert made.add(receives("r", 40)) == 16
+    made.step()
+    assert made.peer.fills == {}
+
+
+def test_what_multiconnector_asks_of_its_children(make: Make, pool: FakePool) -> None:  # noqa: F811
+    made = engine(make, pool, PEER, POOL)
+    child = pool_of(made.scheduler)
+    assert child.requires_kv_delivery is False
+    assert child.get_finished_count() is None
+    assert made.scheduler._all_support_hma
+
+
+def test_answers_to_clients_are_joined(make: Make, pool: FakePool) -> None:  # noqa: F811
+    """A key that two children set ends the engine."""
+    made = engine(make, pool, PEER, POOL)
+    request = PDRequest("r", 20, SENDS | {"transfer_id": "t"})
+    assert made.add(request) == 16
+    made.until_reported("r")
+    made.compute(request)
+    told = made.finish(request)
+    assert told["remote_block_ids"] == [made.tables["r"]]
+    assert set(told) == {"do_remote_prefill", "remote_block_ids", "moonpool"}
+
+
+def test_until_the_worker_has_spoken_all_wait_but_not_for_ever(
+    make: Make,  # noqa: F811
+    pool: FakePool,  # noqa: F811
+) -> None:
+    """MultiConnector puts a request off if any child has no answer yet."""
+    config = multi(PEER, POOL)
+    scheduler = make("SCHEDULER", config)
+    request = receives("r")
+    scheduler.on_new_request(request)
+    answers = [scheduler.get_num_new_matched_tokens(request, 0) for _ in range(300)]
+    assert answers[0] == (None, False)
+    assert answers[-1] == (20, True)
+
+
+def test_a_request_that_is_preempted_leaves_the_right_bytes(make: Make, pool: FakePool) -> None:  # noqa: F811
+    made = engine(make, pool, PEER, POOL)
+    request = PDRequest("r", 40, first=500)
+    made.add(request)
+    made.compute(request)
+    made.free("r")
+    request.num_computed_tokens, request.num_preemptions = 0, 1
+    made.settle()
+    made.admit(request)
+    made.until_reported("r")
+    assert made.right(request)
+
+
+def test_all_children_must_ask_for_the_same_layout(connector: ModuleType) -> None:
+    """On a GPU vLLM's PD connectors want LBHNC: the pool's child must want none."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    extra = POOL["kv_connector_extra_config"]
+    plain = {**POOL, "kv_connector_extra_config": {**extra, "pack_blocks": False}}
+    ask = MultiConnector.get_required_kvcache_layout
+    with pytest.raises(ValueError, match="layout mismatch"):
+        ask(multi(nixl, POOL, device="cuda"))
+    assert ask(multi(nixl, plain, device="cuda")) == "LBHNC"
+    assert ask(multi(nixl, POOL)) == "LBHNC"
+
+
+def test_stats_and_metrics_pass_through_multiconnector(connector: ModuleType) -> None:
+    """It looks the child up by its name alone, in the API server's process."""
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from moonpool.vllm import plugin
+
+    plugin.register()
+    registry = CollectorRegistry()
+    kinds = {
+        kind: (lambda *args, kind=kind, **more: kind(*args, registry=registry, **more))
+        for kind in (Counter, Gauge, Histogram)
+    }
+    metrics = MultiConnector.build_prom_metrics(multi(POOL), kinds, ["engine"], {0: ["0"]})
+    plain = {"MoonpoolConnector": {"loads": 3}}
+    stats = MultiConnector.build_kv_connector_stats(plain)
+    assert stats.reduce() == {"MoonpoolConnector": {"loads": 3}}
+    metrics.observe(stats.to_dict(), 0)
+    assert registry.get_sample_value("vllm:moonpool_loads_total", {"engine": "0"}) == 3
+
+
+def test_a_childs_engine_id_is_vllms_mistake(connector: ModuleType) -> None:
+    """Documented: leave it out, or set it at the top."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    with pytest.raises(TypeError, match="engine_id"):
+        MultiConnector.get_required_kvcache_layout(multi({**POOL, "engine_id": "mine"}))

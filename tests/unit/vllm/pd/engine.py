@@ -78,17 +78,28 @@ class Blocks:
         return (self._ids[self._local :],)
 
 
+def pool_of(connector: Any) -> Any:
+    """Return the pool's connector below another."""
+    children = getattr(connector, "_connectors", None) or [connector._pool]
+    (found,) = [child for child in children if type(child).__name__ == "MoonpoolConnector"]
+    return found
+
+
 class PDEngine:
     """One instance: both roles of the composite, KV tensors, requests."""
 
-    def __init__(self, make: Callable[..., Any], pool: FakePool, **extra: Any) -> None:
+    def __init__(
+        self, make: Callable[..., Any], pool: FakePool, chosen: Bag | None = None, **extra: Any
+    ) -> None:
+        """chosen: vLLM's configuration if it is not the composite's, with ``extra`` keys."""
         import torch
 
         from tests.unit.vllm.pd.scripted import NixlConnector
 
-        self.config, self.pool, self.clock = config(**extra), pool, Clock()
+        self.config, self.pool, self.clock = chosen or config(**extra), pool, Clock()
         self.worker = make("WORKER", self.config)
-        self.worker._worker._clock = self.clock
+        if chosen is None:
+            self.worker._worker._clock = self.clock
         self.tensors = {
             f"layers.{n}.attn": torch.zeros((BLOCKS, 1, BLOCK, 4), dtype=torch.float32)
             for n in range(LAYERS)
@@ -108,7 +119,7 @@ class PDEngine:
         self.step()
 
     def connected(self) -> bool:
-        side, worker = self.scheduler._pool._scheduler, self.worker._pool._worker
+        side, worker = pool_of(self.scheduler)._scheduler, pool_of(self.worker)._worker
         return bool(side._link.get() and worker.runner.link.get())
 
     def until(self, check: Callable[[], object]) -> None:
