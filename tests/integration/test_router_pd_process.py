@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
+from moonpool.demo.place import free_ports
+from tests.integration.processes import freeze
 from tests.integration.test_router_process import WAIT_S, Router, router_process
 from tests.unit.router.pd_engines import Engine
 from tests.unit.router.upstream import serving_app
@@ -137,11 +140,12 @@ web.run_app(Engine(sys.argv[1]).app(), host="127.0.0.1", port=int(sys.argv[2]), 
 async def _engine_process(house: House, name: str, port: int) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, name, str(port))
 
-    def end() -> None:
+    async def end() -> None:
         if process.returncode is None:
             process.kill()
+        await process.wait()
 
-    house.stack.callback(end)
+    house.stack.push_async_callback(end)
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
@@ -152,8 +156,6 @@ async def _engine_process(house: House, name: str, port: int) -> asyncio.subproc
 
 
 async def test_a_killed_engine_is_named_when_it_goes_and_when_it_is_back() -> None:
-    from moonpool.demo.place import free_ports
-
     async with AsyncExitStack() as stack:
         house = await _house(stack)
         d = await house.engine("d")
@@ -173,3 +175,24 @@ async def test_a_killed_engine_is_named_when_it_goes_and_when_it_is_back() -> No
         assert await house.ask() == "d"
         assert "kv_transfer_params" in house.engines["d"].bodies[seen]
         assert sum("is gone" in line for line in house.router.lines) == 1
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_frozen_engine_holds_nobody_up(role: str) -> None:
+    async with AsyncExitStack() as stack:
+        house = await _house(stack)
+        await house.engine("p")
+        d = await house.engine("d")
+        (port,) = free_ports(1)
+        process = await _engine_process(house, "frozen", port)
+        frozen = f"http://127.0.0.1:{port}"
+        flags = ["--decode", frozen, "--prefill", house.engines["p"].url]
+        if role == "prefill":
+            flags = ["--prefill", frozen]
+        freeze(process.pid)
+        # Only its health checks tell: connections to it are taken by the kernel.
+        await house.route(*flags, "--decode", d, *FLAGS, "--health-s", "0.2")
+        assert {await house.ask() for _ in range(3)} == {"d"}
+        await house.router.said(f"{frozen} .{role}. is gone: ")
+        os.kill(process.pid, signal.SIGCONT)
+        await house.router.said(f"{frozen} .{role}. is back")

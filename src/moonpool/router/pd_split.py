@@ -118,6 +118,7 @@ class Splits:
         ahead.serve.circuit.success()
         presence.back(ahead.serve)
         ahead.serve.answers += 1
+        self._metrics.requests.labels(ahead.serve.url, "200").inc()
         self._metrics.prefill_seconds.observe(seconds)
         if routed.prompt.keys:
             self._members.fleet.observe(ahead.work, seconds)
