@@ -16,6 +16,7 @@ from moonpool.errors import (
     TransferError,
 )
 from moonpool.vllm import objects
+from moonpool.vllm.costs import Costs
 from moonpool.vllm.courier import Courier
 from moonpool.vllm.jobs import LoadDone, LoadJob
 from moonpool.vllm.leases import Leases
@@ -49,6 +50,7 @@ class LoadPlanner:
         timeout_s: float,
         patience_s: float,
         namespace: Callable[[], bytes],
+        costs: Costs | None,
         known: Known,
         failed: Failed,
         courier: Courier,
@@ -61,11 +63,13 @@ class LoadPlanner:
         self._block_size, self._stride, self._patience_s = block_size, stride, patience_s
         self._min_gain = max(min_load_tokens, block_size)
         self._namespace, self._known, self._failed = namespace, known, failed
+        self._costs = costs
         self._courier, self._link, self._tally, self._clock = courier, link, tally, clock
         self._lookups = Lookups(courier, link, namespace, stride, wait_s, tally, clock)
         self._leases = Leases(courier, link, min(timeout_s + LEASE_MARGIN_S, LEASE_S_MAX))
         self._generations = itertools.count(1)
         self._loading: dict[int, list[Key]] = {}
+        self._began: dict[int, tuple[float, int]] = {}
         self._new: list[LoadJob] = []
 
     @property
@@ -111,6 +115,8 @@ class LoadPlanner:
         if gain < self._min_gain:
             self._tally.count("short_hits", int(gain > 0))
             return 0
+        if not self._is_worth_loading(tracker, gain):
+            return 0
         tracker.offered_blocks = usable
         return gain
 
@@ -123,6 +129,8 @@ class LoadPlanner:
         job = self._job(tracker, block_ids, first, last)
         self._new.append(job)
         keys = self._loading[generation] = objects.keys_of(job.namespace, job.names)
+        if keys and not tracker.waits:
+            self._began[generation] = self._clock(), external_tokens
         if keys:
             self._leases.take(generation, keys)
         self._tally.count("hit_tokens", external_tokens)
@@ -134,6 +142,9 @@ class LoadPlanner:
             return
         self._leases.give_back(done.generation)
         now = self._clock()
+        began, tokens = self._began.pop(done.generation, (0.0, 0))
+        if self._costs is not None and tokens and not done.failed:
+            self._costs.loaded(tokens, now - began)
         for code, digest in done.failed:
             if code in _BAD_OBJECT:
                 self._failed.add(digest, now)
@@ -172,6 +183,16 @@ class LoadPlanner:
     def close(self) -> None:
         """Give all leases back."""
         self._leases.close()
+
+    def _is_worth_loading(self, tracker: Tracker, gain: int) -> bool:
+        """Decide once for each hit; what another engine computes for this one is always taken."""
+        if self._costs is None or tracker.waits:
+            return True
+        if tracker.judged[0] != gain:
+            worth = self._costs.worth_loading(gain)
+            tracker.judged = gain, worth
+            self._tally.count("slow_hits", int(not worth))
+        return tracker.judged[1]
 
     def _promised(self, tracker: Tracker) -> int:
         """Return the blocks of a prompt that another engine is computing for this one; 0 if none,

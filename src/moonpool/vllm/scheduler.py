@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moonpool.vllm import params
+from moonpool.vllm.costs import Costs
 from moonpool.vllm.courier import Courier
 from moonpool.vllm.handoffs import Handoffs, Teller
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
@@ -44,7 +45,7 @@ class SchedulerSide:
         """block_size: tokens in one of vLLM's blocks. The link must be started by the caller."""
         self._settings, self._facts, self._link = settings, namespace, link
         self._order, self._epoch, self._ready = "", "", False
-        self._asked_early = 0
+        self._asked_early, self._clock = 0, clock
         self._block_size = block_size
         self.stride = stride_of(settings.object_tokens, block_size)
         self.namespace = namespace.with_payload("").fingerprint()
@@ -54,6 +55,7 @@ class SchedulerSide:
         self._teller = courier or Courier(threads=1)
         self.handoffs = Handoffs(Teller(self._teller, link), self.tally, clock)
         self._known, self._failed = Known(), Failed()
+        self._costs = Costs() if settings.cost_model else None
         self._loads = LoadPlanner(
             block_size=block_size,
             stride=self.stride,
@@ -62,6 +64,7 @@ class SchedulerSide:
             timeout_s=settings.load_timeout_s,
             patience_s=settings.pd_wait_s,
             namespace=lambda: self.namespace,
+            costs=self._costs,
             known=self._known,
             failed=self._failed,
             courier=self._courier,
@@ -140,6 +143,8 @@ class SchedulerSide:
 
         scheduled: tokens of each request in this step; block_state: vLLM's current block tables.
         """
+        if self._costs is not None:
+            self._costs.step(self._clock(), scheduled)
         if not self._settings.saves:
             return
         trackers = self._trackers

@@ -35,6 +35,9 @@ class Settings:
     min_load_tokens: int = _key(
         0, values.number(0, 1 << 24), "hits shorter than this are recomputed; 0: one block"
     )
+    cost_model: bool = _key(
+        True, values.boolean, "recompute hits whose load takes several times as long as computing"
+    )
     load_threads: int = _key(0, values.number(0, 64), "threads that load; 0: two, on a GPU four")
     save_threads: int = _key(2, values.number(1, 64), "threads that save")
     lookup_wait_ms: int = _key(

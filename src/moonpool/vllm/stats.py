@@ -14,6 +14,7 @@ COUNTERS = {
     "lookups_failed": "lookups that ended in an error",
     "hit_tokens": "tokens that loads from the pool were planned for",
     "short_hits": "hits not loaded because they were shorter than min_load_tokens",
+    "slow_hits": "hits not loaded because computing them was expected to be much faster",
     "loads": "loads that ended",
     "loads_failed": "loads of which at least one object could not be had",
     "load_bytes": "bytes loaded",

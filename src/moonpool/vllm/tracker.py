@@ -26,6 +26,7 @@ class Tracker:
         "cap",
         "generation",
         "handoff",
+        "judged",
         "local_tokens",
         "lookup",
         "next_at",
@@ -50,6 +51,8 @@ class Tracker:
         self.lookup: Lookup | None = None
         self.cap: int | None = None
         """Blocks proven good by a failed load: hits of this request go no further."""
+        self.judged: tuple[int, bool] = 0, True
+        """A hit of so many tokens, and whether it is worth loading."""
         self.local_tokens = 0
         self.offered_blocks = 0
         self.generation = 0
