@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -16,6 +17,7 @@ from aiohttp import web
 from moonpool.config import RouterConfig
 from moonpool.errors import ConfigError
 from moonpool.router import build
+from moonpool.router.blocks import BlockPrompts
 from moonpool.router.discovery import FileWatch
 from moonpool.router.front import UNHEARD, Front
 
@@ -127,11 +129,23 @@ class Reloader:
                 self.reload()
 
 
+def settle() -> None:
+    """Let the garbage collector never look again at what is there now.
+
+    A tokenizer's libraries are half a million objects: to go through them took 170 ms each time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def serve_until_signal(front: Front, sock: socket.socket, reloader: Reloader) -> None:
     """Serve until SIGINT or SIGTERM; SIGHUP reads the configuration again."""
     import uvloop
 
     front.background.append(reloader.run)
+    if isinstance(front.knowledge.tokens, BlockPrompts):
+        front.knowledge.tokens.on_load = settle
+    settle()
     uvloop.run(_serve(front, sock, reloader))
 
 
