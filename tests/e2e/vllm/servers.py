@@ -118,9 +118,14 @@ class Server:
         return read(body)
 
     def post(
-        self, prompt: list[int], tokens: int = 4, timeout_s: float = ANSWER_S, **extra: Any
+        self,
+        prompt: list[int],
+        tokens: int = 4,
+        timeout_s: float = ANSWER_S,
+        url: str | None = None,
+        **extra: Any,
     ) -> tuple[int, Any]:
-        """Return the status and the body of a completion request."""
+        """Return the status and the body of a completion request, sent to ``url`` if given."""
         body = {
             "model": "tiny",
             "prompt": prompt,
@@ -133,7 +138,7 @@ class Server:
             **extra,
         }
         request = urllib.request.Request(
-            f"{self.url}/v1/completions",
+            f"{url or self.url}/v1/completions",
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )

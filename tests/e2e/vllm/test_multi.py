@@ -11,14 +11,16 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moonpool.demo.model import build_model
+from tests.e2e.router_process import Router, count
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.logprobs import difference
-from tests.e2e.vllm.servers import BLOCK, OBJECT, Server, prompt
+from tests.e2e.vllm.servers import BLOCK, OBJECT, Server, prompt, read
 from tests.integration.processes import eventually, pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -233,6 +235,22 @@ def test_requests_without_parameters_are_served_from_the_pool(trio: Trio) -> Non
     assert answer["cached"] == 288
     assert answer["params"] is None
     assert difference(answer, trio.plain(tokens)) < SAME
+
+
+def test_a_router_for_nixl_needs_to_know_nothing_of_the_composite(
+    trio: Trio, tmp_path: Path
+) -> None:
+    tokens = prompt(40, 300)
+    before = trio.joined.metric("vllm:moonpool_peer_loads_total")
+    flags = ("--bypass-tokens", "48", "--policy", "round_robin")
+    ends = ("--prefill", trio.prefill.url, "--decode", trio.joined.url)
+    with Router(tmp_path, *ends, *flags) as router:
+        status, body = trio.joined.post(tokens, url=router.url)
+        assert count(router.metrics(), "pd_requests_total", path="split", reason="before") == 1
+    assert status == 200
+    assert difference(read(body), trio.plain(tokens)) < SAME
+    # The pool has whole blocks only: the last comes from the other instance in any case.
+    assert trio.joined.metric("vllm:moonpool_peer_loads_total") == before + 1
 
 
 def test_silent_peers_cost_a_recompute_and_nothing_hangs(trio: Trio) -> None:

@@ -15,7 +15,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from moonpool.vllm import support
 from moonpool.vllm.connector import MoonpoolConnector
@@ -25,6 +24,11 @@ from moonpool.vllm.pd.guard import Guarded
 from moonpool.vllm.pd.meta import PDMetadata, PDResults
 from moonpool.vllm.pd.scheduler import PDScheduler
 from moonpool.vllm.pd.worker import PDWorker
+
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # before vLLM 0.32
+    CacheHitSource = None
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +47,7 @@ class MoonpoolPDConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
     ) -> None:
         """Called by vLLM, once in the scheduler's process and once in each worker."""
         super().__init__(vllm_config, role, kv_cache_config)
+        peers.check_version(KVConnectorBase_V1)
         plan = peers.plan(vllm_config)
         self._errors, self._peer_name = 0, plan.peer_name
         self._pool = MoonpoolConnector(plan.pool, role, kv_cache_config)
@@ -156,7 +161,7 @@ class MoonpoolPDConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
-    ) -> dict[CacheHitSource, int]:
+    ) -> dict[Any, int]:
         """Return how many of the tokens the pool brings and how many the peer."""
         from_pool = min(self._side.pool_tokens(request), num_external_tokens)
         counts = {

@@ -62,6 +62,15 @@ def describe() -> list[tuple[str, Any, str, str]]:
     ]
 
 
+def check_version(base: type) -> None:
+    """Refuse a vLLM whose ``base`` of connectors cannot say that a request is to begin anew."""
+    if not hasattr(base, "get_transfer_results"):
+        raise ConfigError(
+            "MoonpoolPDConnector does not support this vLLM: a request whose blocks a peer may "
+            "still write to could not begin anew; install vLLM 0.30 or newer"
+        )
+
+
 def plan(vllm_config: Any) -> Plan:
     """Divide the configuration; raise ConfigError with one line that names the key."""
     transfer = vllm_config.kv_transfer_config

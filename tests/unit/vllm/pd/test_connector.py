@@ -346,3 +346,10 @@ def test_failed_loads_are_recomputed_and_the_peers_layout_is_taken(make: Make) -
     assert chosen.kv_transfer_config.kv_load_failure_policy == "recompute"
     cls = KVConnectorFactory.get_connector_class(chosen.kv_transfer_config)
     assert cls.get_required_kvcache_layout(chosen) is None
+
+
+def test_a_vllm_that_cannot_begin_a_request_anew_is_refused() -> None:
+    from moonpool.vllm.pd import peers
+
+    with pytest.raises(ConfigError, match=r"install vLLM 0\.30 or newer"):
+        peers.check_version(object)
