@@ -185,10 +185,12 @@ def test_every_answer_is_that_of_a_plain_engine(story: Story, turn: int) -> None
 
 def test_several_answers_of_a_chat_are_those_of_a_plain_engine(story: Story) -> None:
     plain, *others = story.chats
-    for text, logprobs in (answer for answers in others for answer in answers):
-        assert text == plain[0][0]
-        assert logprobs == pytest.approx(plain[0][1], abs=SAME)
-        assert len(logprobs) == CHAT["max_tokens"]
+    assert plain[0] != plain[1]
+    for answers in others:
+        for (text, logprobs), expected in zip(answers, plain, strict=True):
+            assert text == expected[0]
+            assert logprobs == pytest.approx(expected[1], abs=SAME)
+            assert 0 < len(logprobs) <= CHAT["max_tokens"]
 
 
 def test_nothing_fails_that_had_not_begun_to_stream(story: Story) -> None:
