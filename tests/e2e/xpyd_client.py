@@ -98,7 +98,7 @@ def _joined(events: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-CHAT = {
+CHAT: dict[str, Any] = {
     "model": "tiny",
     "messages": [
         {"role": "system", "content": "Answer in one sentence, and say what you are not sure of."},
