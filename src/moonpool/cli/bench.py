@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moonpool.cli import bench_routing
 from moonpool.cli.output import NOT_WELL, reports_errors
 
 group = typer.Typer(help="Measure the pool beside this machine's own limits.", no_args_is_help=True)
@@ -14,6 +15,7 @@ group = typer.Typer(help="Measure the pool beside this machine's own limits.", n
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    group.command("routing")(bench_routing.routing)
     app.add_typer(group, name="bench")
 
 

@@ -19,9 +19,9 @@ EQUAL_S = 0.001
 # Of a longer prompt only so many blocks are noted: it must not hold up the others.
 KEYS_MAX = 16_384
 # Seconds of computing weigh so much beside the request's own wait: others wait for them later.
-OTHERS = 2.0
+OTHERS = 4.0
 # So do seconds of computing again what is forgotten to make room, where it is wanted again.
-KEEP = 2.0
+KEEP = 4.0
 # The time after which a prompt is continued: a guess, and how fast it is corrected.
 REUSE_S = 60.0
 FOLLOW = 0.02
@@ -102,7 +102,8 @@ class PrefixPolicy:
             if instance is not None and request.prompt.keys:
                 keys = request.prompt.keys[:KEYS_MAX]
                 self._index.add(instance.mark, keys, instance.facts.blocks)
-                self._note_room(request, instance, keys, plan.local_tokens)
+                there = plan.ahead if instance is plan.prefill and plan.ahead else plan
+                self._note_room(request, instance, keys, there.local_tokens)
 
     def _note_room(
         self, request: RoutedRequest, instance: Instance, keys: Sequence[int], local: float

@@ -15,7 +15,6 @@ class Room:
     def __init__(self) -> None:
         self._ends: dict[int, tuple[float, int]] = {}
         self._blocks = 0
-        self._forgotten_s = -math.inf
 
     def sent(self, keys: Sequence[int], known: int, now_s: float, capacity: int) -> float | None:
         """Note a prompt of which the first ``known`` blocks were there; return how long ago the
@@ -34,11 +33,22 @@ class Room:
             blocks = max(blocks, same[1])
         self._ends[keys[-1]] = (now_s, blocks)
         self._blocks += blocks
-        while capacity and self._blocks > capacity and len(self._ends) > 1:
-            oldest = next(iter(self._ends))
-            self._forgotten_s, gone = self._ends.pop(oldest)
-            self._blocks -= gone
+        if capacity:
+            self._forget(self._blocks - capacity)
         return age_s
+
+    def _forget(self, excess: int) -> None:
+        """Take so many blocks from the prompts that were used the longest ago."""
+        while excess > 0 and len(self._ends) > 1:
+            oldest = next(iter(self._ends))
+            used_s, held = self._ends[oldest]
+            gone = min(excess, held)
+            if gone == held:
+                del self._ends[oldest]
+            else:
+                self._ends[oldest] = (used_s, held - gone)
+            excess -= gone
+            self._blocks -= gone
 
     def age_s(self, now_s: float, capacity: int, blocks: int = 0) -> float:
         """Return how long ago that was used last which would make way for so many blocks more;

@@ -20,7 +20,8 @@ DRAIN_S = 1e6
 class Cluster:
     """What is simulated. ``speeds``: how many times as fast each engine computes, in turn.
 
-    pool_tokens: room of the pool in all, 0 for none. warm_s: what comes before is not measured.
+    pool_tokens: room of the pool in all, 0 for none. events, learns: whether the router hears of
+    engines' blocks, and learns their rates. warm_s: what comes before is not measured.
     """
 
     policy: str = "prefix"
@@ -30,6 +31,7 @@ class Cluster:
     hardware: Hardware = H200_8B
     speeds: tuple[float, ...] = (1.0,)
     events: bool = True
+    learns: bool = True
     warm_s: float = 600.0
     length_s: float = 1800.0
 
@@ -57,7 +59,9 @@ def simulate(cluster: Cluster, traffic: Traffic) -> Outcome:
     if cluster.pool_tokens:
         blocks = cluster.pool_tokens // block // cluster.hosts
         pool = PoolModel(cluster.hosts, blocks, cluster.hardware)
-    router = SimRouter(clock, cluster.policy, block, pool, events=cluster.events)
+    router = SimRouter(
+        clock, cluster.policy, block, pool, events=cluster.events, learns=cluster.learns
+    )
     engines: list[Engine] = []
     for place in range(cluster.engines):
         router.join(_maker(cluster, clock, block, place, pool, engines), _blocks(cluster, block))

@@ -109,8 +109,7 @@ class Engine:
     def _step(self) -> None:
         """Decide on the next step and when it ends."""
         self._stepping = self._phase = None
-        self._admit()
-        chunks = self._chunks()
+        chunks = self._schedule()
         decoding = self._decoding
         if not chunks and not decoding:
             return
@@ -147,17 +146,38 @@ class Engine:
             for run in ended:
                 self._end(run)
 
-    def _chunks(self) -> list[tuple[Run, int]]:
-        """Return the prompts that a step computes a part of, and up to where."""
+    def _schedule(self) -> list[tuple[Run, int]]:
+        """Return the prompts that a step computes a part of, and up to where.
+
+        As in vLLM, those that wait are let in, in order, as long as the step has room for tokens
+        and the cache for blocks, and what a step will compute counts as there for the next.
+        """
+        self._prefilling.extend(self._ready)
+        self._ready.clear()
         budget = self._hardware.batch_tokens - len(self._decoding)
-        chunks = []
+        chunks: list[tuple[Run, int]] = []
         for run in self._prefilling:
-            if budget <= 0:
+            budget = self._chunk(run, budget, chunks)
+        running = len(self._prefilling) + len(self._decoding) + self._loading
+        while self._waiting and running < self._hardware.sequences and budget > 0:
+            placed = self._placed(self._waiting[0])
+            if placed is None:
                 break
-            end = min(run.job.prompt_tokens, run.done + budget)
-            budget -= end - run.done
-            chunks.append((run, end))
+            self._waiting.popleft()
+            running += 1
+            if not self._begin_load(placed):
+                self._prefilling.append(placed)
+                budget = self._chunk(placed, budget, chunks)
         return chunks
+
+    def _chunk(self, run: Run, budget: int, chunks: list[tuple[Run, int]]) -> int:
+        """Add a prompt's next part to a step; return the tokens that the step has left."""
+        end = min(run.job.prompt_tokens, run.done + budget)
+        if end <= run.done:
+            return budget
+        chunks.append((run, end))
+        self._name(run, min(len(run.job.keys), end // self._block))
+        return budget - (end - run.done)
 
     def _end_mixed(self, chunks: list[tuple[Run, int]]) -> None:
         self._advance(1)
@@ -170,24 +190,6 @@ class Engine:
         if finished:
             self._prefilling = [run for run in self._prefilling if run.done < run.job.prompt_tokens]
         self._step()
-
-    def _admit(self) -> None:
-        """Give blocks to those that wait, in order, and begin their loads."""
-        self._prefilling.extend(self._ready)
-        self._ready.clear()
-        running = len(self._prefilling) + len(self._decoding) + self._loading
-        # A step that is full already needs no more prompts.
-        left = self._hardware.batch_tokens - len(self._decoding)
-        left -= sum(run.job.prompt_tokens - run.done for run in self._prefilling)
-        while self._waiting and running < self._hardware.sequences and left > 0:
-            run = self._placed(self._waiting[0])
-            if run is None:
-                break
-            self._waiting.popleft()
-            running += 1
-            if not self._begin_load(run):
-                self._prefilling.append(run)
-                left -= run.job.prompt_tokens - run.done
 
     def _placed(self, job: Job) -> Run | None:
         block = self._block
@@ -222,6 +224,8 @@ class Engine:
 
     def _name(self, run: Run, blocks: int) -> None:
         """Let others find the prompt's first blocks."""
+        if blocks <= run.found:
+            return
         new = self.cache.name(run.job.keys[run.found : blocks])
         run.found = blocks
         # Blocks that another request has named meanwhile stay without a name until the end.
@@ -232,7 +236,6 @@ class Engine:
 
     def _prefilled(self, run: Run) -> None:
         job = run.job
-        self._name(run, len(job.keys))
         if self._pool is not None:
             self._pool.put(job.keys, self.host)
         job.first_s = self._clock.now_s

@@ -16,13 +16,15 @@ from moonpool.sim.job import Job
 from moonpool.sim.pool import PoolModel
 
 PATH = "/v1/completions"
+# What is asked is what is measured: nothing is sent away.
+UNBOUNDED = Limits(in_flight=1 << 40, queue=1 << 40)
 
 
 class SimRouter:
     """Does with each job what the front does with a request, at the same moments.
 
     events: whether engines tell which blocks they have; without that the router goes by what it
-    has sent them.
+    has sent them. learns: whether it learns from first tokens.
     """
 
     def __init__(
@@ -33,14 +35,15 @@ class SimRouter:
         pool: PoolModel | None,
         *,
         events: bool = True,
-        limits: Limits | None = None,
+        learns: bool = True,
+        limits: Limits = UNBOUNDED,
     ) -> None:
         self.index = PrefixIndex()
         self.members = Members(self.index)
         self.policy = policies.create(policy, self.index)
-        self.admission = Admission(limits or Limits())
+        self.admission = Admission(limits)
         self._clock, self._pool, self._block = clock, pool, block_tokens
-        self._events = events
+        self._events, self._learns = events, learns
         self._engines: dict[Instance, Engine] = {}
 
     def join(
@@ -89,8 +92,9 @@ class SimRouter:
         plan.serve.circuit.success()
         plan.serve.answers += 1
         ticket.first_token()
-        self.members.fleet.observe(plan.work, seconds)
-        plan.serve.model.observe(plan.work, seconds)
+        if self._learns:
+            self.members.fleet.observe(plan.work, seconds)
+            plan.serve.model.observe(plan.work, seconds)
 
     def _end(self, ticket: Ticket, entry: Entry, began_s: float) -> None:
         ticket.end()
