@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 KNOWN_MAX = 131_072
 FAILED_MAX = 8_192
@@ -17,6 +17,8 @@ class Known:
         """Remember at most ``limit`` digests."""
         self._limit = limit
         self._digests: OrderedDict[bytes, float] = OrderedDict()
+        self.gone: Callable[[list[bytes]], None] = lambda _: None
+        """Told which digests were known and turned out to be missing."""
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._digests
@@ -34,9 +36,11 @@ class Known:
 
     def forget(self, digests: Iterable[bytes], asked_at: float) -> None:
         """Forget digests that were missing then; what was added since is newer news."""
-        for digest in digests:
-            if self._digests.get(digest, asked_at) < asked_at:
-                del self._digests[digest]
+        missing = [one for one in digests if self._digests.get(one, asked_at) < asked_at]
+        for digest in missing:
+            self._digests.pop(digest, None)
+        if missing:
+            self.gone(missing)
 
     def clear(self) -> None:
         """Forget all."""

@@ -16,6 +16,7 @@ from moonpool.vllm.link import Clock, Link
 from moonpool.vllm.memory import Failed, Known
 from moonpool.vllm.objects import I32
 from moonpool.vllm.pins import PinBook
+from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.stats import Tally
 from moonpool.vllm.tracker import NEVER, RETRIES_MAX, Tracker, next_save_at, unsaved
 
@@ -59,6 +60,8 @@ class SavePlanner:
         self._ids = itertools.count(1)
         self._running: dict[int, _Running] = {}
         self._rest_until = 0.0
+        self.events: PoolEvents | None = None
+        """Told of jobs and how they end, where somebody listens."""
 
     def plan(
         self, tracker: Tracker, computed: int, block_ids: Sequence[int], namespace: bytes, end: bool
@@ -94,6 +97,8 @@ class SavePlanner:
     def ended(self, done: SaveDone, trackers: dict[str, Tracker]) -> None:
         """Give a job's blocks back and note what is in the pool now."""
         self._pins.give_back(done.job_id)
+        if self.events is not None:
+            self.events.saved(done)
         job = self._running.pop(done.job_id, None)
         if job is None:
             return
@@ -113,6 +118,8 @@ class SavePlanner:
         """Learn nothing from jobs that are under way: they save for another namespace."""
         for job in self._running.values():
             job.ends = job.ends[:0]
+        if self.events is not None:
+            self.events.reset()
 
     @property
     def pending(self) -> bool:
@@ -164,6 +171,8 @@ class SavePlanner:
             tracker.wish.sends,
         )
         self._pins.hold(job.job_id, ids, end=end)
+        if self.events is not None:
+            self.events.saving(job, ends.tolist(), tracker.request)
         until = self._clock() + self._timeout_s + OVERDUE_S
         self._running[job.job_id] = _Running(tracker.request.request_id, ends, job.names, until)
         return job

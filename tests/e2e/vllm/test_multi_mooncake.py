@@ -112,7 +112,8 @@ def test_prefix_and_rest_come_at_the_same_time(pair: Pair) -> None:
     pair.in_pool(tokens[:256])
     answer = pair.ask(tokens, 40)
     assert answer["cached"] == 500
-    assert pair.decode.metric("vllm:moonpool_hit_tokens_total") == 256
+    # What P stores while D is still asking counts as well.
+    assert pair.decode.metric("vllm:moonpool_hit_tokens_total") >= 256
     assert pair.decode.metric("vllm:moonpool_peer_loads_total") == 1
     assert difference(answer, pair.plain(tokens, 40)) < SAME
 
