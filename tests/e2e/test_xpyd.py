@@ -19,7 +19,7 @@ from tests.e2e.router_process import KEY, WAIT_S, Router, count
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.logprobs import difference
 from tests.e2e.vllm.servers import OBJECT, Server
-from tests.e2e.xpyd_client import CHAT, Broken, Conversation, ask, chat
+from tests.e2e.xpyd_client import CHAT, Broken, Conversation, ask, chat, message
 from tests.integration.processes import pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -71,11 +71,13 @@ class Story:
             for _ in range(4):
                 await self._expect()
             self.chats = [await chat(self.http, self.plain.url, "plain", stream=False)]
+            self.messages = [await message(self.http, self.plain.url)]
             self.plain.end()
             newcomer = self._server("d2", transfer("kv_consumer"))
             for stream in (False, True):
                 url = self.router.url
                 self.chats.append(await chat(self.http, url, f"{stream}", stream=stream))
+            self.messages.append(await message(self.http, self.router.url))
             for turn in (0, 1):
                 await self._turn(turn)
                 await self._saved()
@@ -191,6 +193,12 @@ def test_several_answers_of_a_chat_are_those_of_a_plain_engine(story: Story) -> 
             assert text == expected[0]
             assert logprobs == pytest.approx(expected[1], abs=SAME)
             assert 0 < len(logprobs) <= CHAT["max_tokens"]
+
+
+def test_a_message_is_that_of_a_plain_engine_and_its_prompt_was_not_cached(story: Story) -> None:
+    plain, split = story.messages
+    assert split == plain
+    assert split[1] > 200
 
 
 def test_nothing_fails_that_had_not_begun_to_stream(story: Story) -> None:

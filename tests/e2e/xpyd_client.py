@@ -127,3 +127,15 @@ async def chat(http: aiohttp.ClientSession, url: str, salt: str, *, stream: bool
         steps = (choice.get("logprobs") or {}).get("content") or []
         found[choice["index"]][1] += [step["logprob"] for step in steps]
     return found
+
+
+async def message(http: aiohttp.ClientSession, url: str) -> tuple[str, int, int]:
+    """Return an answer of Anthropic's API, and how much of the prompt was computed and cached."""
+    body = {key: CHAT[key] for key in ("model", "max_tokens")} | {"temperature": 0}
+    body["messages"] = [{"role": "user", "content": "The other lake, then? " * 12}]
+    async with asyncio.timeout(WAIT_S), http.post(f"{url}/v1/messages", json=body) as response:
+        assert response.status == 200, await response.text()
+        answer = await response.json()
+    usage = answer["usage"]
+    text = "".join(part.get("text", "") for part in answer["content"])
+    return text, usage["input_tokens"], usage.get("cache_read_input_tokens") or 0

@@ -32,6 +32,7 @@ PROXIED = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/rerank",
     "/v1/responses",
     "/v1/score",

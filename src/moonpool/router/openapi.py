@@ -14,6 +14,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "/v1/completions": ("prompt",),
     "/v1/embeddings": ("input",),
     "/v1/messages": ("messages",),
+    "/v1/messages/count_tokens": ("messages",),
     "/v1/rerank": ("query", "documents"),
     "/v1/responses": ("input",),
     "/v1/score": (),

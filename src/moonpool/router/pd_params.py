@@ -10,7 +10,7 @@ from moonpool.router.openai import Fields
 
 AUTO, POOL, MOONCAKE, NIXL = "auto", "pool", "mooncake", "nixl"
 WAYS = (AUTO, POOL, MOONCAKE, NIXL)
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RANK_HEADER = "X-data-parallel-rank"
 PARAMS = "kv_transfer_params"
 
@@ -19,7 +19,7 @@ PARAMS = "kv_transfer_params"
 ANSWER_FIELDS = frozenset((
     "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "n",
     "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "echo", "stop",
-    "stop_token_ids", "structured_outputs", "use_beam_search", "suffix", PARAMS,
+    "stop_sequences", "stop_token_ids", "structured_outputs", "use_beam_search", "suffix", PARAMS,
 ))  # fmt: skip
 ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "stream": False, "n": 1, "ignore_eos": True}
 PREFILL_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -29,9 +29,11 @@ DECODE_PARAMS = {"do_remote_decode": False, "do_remote_prefill": True}
 def whole_because(path: str, fields: Fields, way: str) -> str:
     """Return why a request's prefill cannot be split from its decode, "" if it can."""
     path = path.partition("?")[0]
-    if path not in (CHAT, COMPLETIONS):
+    # Of a message's first token vLLM cannot be told to go on whatever it is, and a request that
+    # ends with it is not handed over by Mooncake.
+    if path not in (CHAT, COMPLETIONS, MESSAGES) or (path == MESSAGES and way == MOONCAKE):
         return "path"
-    if not _one_prompt(fields, "messages" if path == CHAT else "prompt"):
+    if not _one_prompt(fields, "prompt" if path == COMPLETIONS else "messages"):
         return "prompts"
     # Engines compute the whole prompt for these, whatever they could load.
     if fields.raw("prompt_logprobs") or (fields.is_true("echo") and fields.raw("logprobs")):

@@ -14,7 +14,6 @@ import msgspec
 from moonpool.router import presence
 from moonpool.router import upstream as up
 from moonpool.router.instance import Instance, Ticket
-from moonpool.router.usage import Tail
 
 ANSWER_BYTES_MAX = 16 << 20
 BUSY = frozenset((429, 502, 503, 504))
@@ -48,7 +47,17 @@ class Outcome:
     params: dict[str, Any] | None
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+
+
 class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
 
@@ -143,11 +152,13 @@ class Prefill:
 
 def read_outcome(text: bytes) -> Outcome:
     """Return what the answer of a prefilling engine says."""
-    tail = Tail()
-    tail.feed(text)
-    usage = tail.usage()
-    cached = usage.cached_tokens if usage is not None else None
     try:
-        return Outcome(cached, _answer.decode(text).kv_transfer_params)
+        answer = _answer.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Outcome(cached, None)
+        return Outcome(None, None)
+    usage = answer.usage or _Usage()
+    details = usage.prompt_tokens_details or _Details()
+    cached = details.cached_tokens
+    if cached is None:
+        cached = usage.cache_read_input_tokens
+    return Outcome(cached, answer.kv_transfer_params)

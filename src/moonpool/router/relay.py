@@ -13,6 +13,8 @@ from moonpool.router import upstream as up
 from moonpool.router.headers import end_to_end
 from moonpool.router.metrics import RouterMetrics
 from moonpool.router.openai import error_body
+from moonpool.router.pd_messages import MessageTokens
+from moonpool.router.pd_params import MESSAGES
 from moonpool.router.pd_prefill import Prefill
 from moonpool.router.pd_usage import CachedTokens
 from moonpool.router.usage import Tail, Usage
@@ -41,11 +43,16 @@ class Relay:
         readable = upstream.headers.get("Content-Encoding", "identity") == "identity"
         merged = prefill is not None and upstream.status == 200 and readable
         self._prefill = prefill if merged else None
-        self._counts = CachedTokens() if merged else None
+        self._counts: CachedTokens | MessageTokens | None = None
+        if merged and request.path == MESSAGES:
+            self._counts = MessageTokens(stream=upstream.content_type == SSE)
+        elif merged:
+            self._counts = CachedTokens()
         self._response = web.StreamResponse(
             status=upstream.status, headers=end_to_end(upstream.headers)
         )
-        if (length := upstream.content_length) is not None:
+        length = upstream.content_length
+        if length is not None and not isinstance(self._counts, MessageTokens):
             self._response.content_length = length
 
     async def run(self, chunk: bytes, url: str) -> web.StreamResponse:
@@ -72,7 +79,7 @@ class Relay:
         self.usage = tail.usage() if self._upstream.status == 200 else None
         return self._response
 
-    def _merged(self, counts: CachedTokens, chunk: bytes) -> bytes:
+    def _merged(self, counts: CachedTokens | MessageTokens, chunk: bytes) -> bytes:
         outcome = self._prefill.outcome if self._prefill is not None else None
         counts.cached = outcome.cached if outcome is not None else None
         return counts.feed(chunk) if chunk else counts.end()

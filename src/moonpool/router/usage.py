@@ -8,6 +8,8 @@ from dataclasses import dataclass
 TAIL_BYTES = 4096
 # Inside a JSON string the quotation mark would have a backslash before it.
 _PROMPT = re.compile(rb'[{,]\s*"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})\b')
+# In Anthropic's form the counts of a cache are no part of input_tokens.
+_BESIDE = re.compile(rb'[{,]\s*"cache_(read|creation)_input_tokens"\s*:\s*(\d{1,9})\b')
 _CACHED = re.compile(rb'[{,]\s*"cached_tokens"\s*:\s*(\d{1,9})\b')
 
 
@@ -40,4 +42,8 @@ class Tail:
         if not prompts:
             return None
         cached = _CACHED.findall(self._bytes)
+        beside = {kind: int(count) for kind, count in _BESIDE.findall(self._bytes)}
+        if beside:
+            read = beside.get(b"read", 0)
+            return Usage(int(prompts[-1]) + sum(beside.values()), read)
         return Usage(int(prompts[-1]), int(cached[-1]) if cached else None)

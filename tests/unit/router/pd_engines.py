@@ -51,6 +51,7 @@ class Engine:
         app.router.add_post("/v1/completions", self.answer)
         app.router.add_post("/v1/chat/completions", self.answer)
         app.router.add_post("/v1/embeddings", self.answer)
+        app.router.add_post("/v1/messages", self.answer)
         return app
 
     async def health(self, request: web.Request) -> web.Response:
@@ -82,7 +83,9 @@ class Engine:
         if self.status != 200:
             return web.json_response({"error": {"by": self.name}}, status=self.status)
         self._hand_over(body.get("kv_transfer_params") or {})
-        usage = {"prompt_tokens": 100, DETAILS: {"cached_tokens": self.cached}}
+        usage: dict[str, Any] = {"prompt_tokens": 100, DETAILS: {"cached_tokens": self.cached}}
+        if request.path == "/v1/messages":
+            usage = {"input_tokens": 100 - self.cached, "cache_read_input_tokens": self.cached}
         if not body.get("stream"):
             return web.json_response(
                 {"by": self.name, "usage": usage, "kv_transfer_params": self.params}

@@ -85,6 +85,24 @@ async def test_cached_tokens_are_those_before_the_request(path: str) -> None:
         assert at.count("cached_tokens") == 96
 
 
+async def test_messages_are_split_and_counted_in_their_own_way() -> None:
+    async with house(1, 1) as at:
+        at.ps[0].cached, at.ds[0].cached = 48, 99
+        body = {**LONG, "stop_sequences": ["x"]}
+        expected = {"input_tokens": 52, "cache_read_input_tokens": 48}
+        async with aiohttp.ClientSession() as http:
+            async with http.post(f"{at.url}/v1/messages", json=body) as response:
+                assert (await response.json())["usage"] == expected
+            async with http.post(
+                f"{at.url}/v1/messages", json={**body, "stream": True}
+            ) as response:
+                assert (
+                    json.dumps({"usage": expected}, separators=(",", ":")) in await response.text()
+                )
+        assert "stop_sequences" not in at.ps[0].bodies[0]
+        assert at.count("pd_requests", path="split") == 2
+
+
 async def test_all_of_both_are_used_in_turn() -> None:
     async with house(2, 2) as at:
         for _ in range(8):

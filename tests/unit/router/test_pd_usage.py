@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from moonpool.router.pd_messages import MessageTokens
 from moonpool.router.pd_usage import HELD_BYTES, CachedTokens
+from moonpool.router.usage import Tail, Usage
 
 USAGE = {"prompt_tokens": 9000, "prompt_tokens_details": {"cached_tokens": 8999}}
 TEXTS = [
@@ -52,3 +54,52 @@ def test_an_engine_that_found_less_is_believed() -> None:
     counts = CachedTokens()
     counts.cached = 500
     assert counts.feed(b'{"cached_tokens":64}\n') == b'{"cached_tokens":64}\n'
+
+
+def _message(read: int, rest: int) -> dict[str, object]:
+    return {"input_tokens": rest, "output_tokens": 3, "cache_read_input_tokens": read}
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_in_messages_the_rest_is_counted_as_input(size: int, stream: bool) -> None:
+    counts = MessageTokens(stream=stream)
+    counts.cached = 20
+    text = "say '\"cache_read_input_tokens\": 99'"
+    events: list[dict[str, object]] = [{"type": "message", "text": text, "usage": _message(99, 1)}]
+    if stream:
+        events = [
+            {"type": "message_start", "message": {"usage": _message(99, 1), "text": text}},
+            {"type": "content_block_delta", "text": text},
+            {"type": "message_delta", "usage": _message(10, 90)},
+        ]
+    raw = "".join(f"event: x\ndata: {json.dumps(event)}\n\n" for event in events).encode()
+    if not stream:
+        raw = json.dumps(events[0]).encode()
+    found = b"".join(counts.feed(raw[at : at + size]) for at in range(0, len(raw), size))
+    found += counts.end()
+    parsed = [json.loads(x.partition("data: ")[2] or x) for x in found.decode().split("\n\n") if x]
+    assert parsed[0].get("usage", parsed[0].get("message", {}).get("usage")) == _message(20, 80)
+    assert text in (parsed[0].get("text"), parsed[0].get("message", {}).get("text"))
+    if stream:
+        assert parsed[1] == events[1]
+        # An engine that found less is believed.
+        assert parsed[2] == events[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{"usage":{"input_tokens":52,"cache_read_input_tokens":48}}', Usage(100, 48)),
+        (
+            b'{"input_tokens": 2, "cache_creation_input_tokens": 50, "cache_read_input_tokens":48}',
+            Usage(100, 48),
+        ),
+        (b'{"usage":{"input_tokens":52}}', Usage(52, None)),
+        (b'{"usage":{"prompt_tokens":52,"d":{"cached_tokens":4}}}', Usage(52, 4)),
+    ],
+)
+def test_a_whole_prompt_is_counted_in_either_form(text: bytes, expected: Usage) -> None:
+    tail = Tail()
+    tail.feed(text)
+    assert tail.usage() == expected
