@@ -216,6 +216,10 @@ class AsyncStore:
         """See ``Store.tell``."""
         return self._run(self.store.tell, news)
 
+    def coming(self, keys: Sequence[bytes]) -> Awaitable[int]:
+        """See ``Store.coming``."""
+        return self._run(self.store.coming, keys)
+
     def watch(self, keys: Sequence[bytes], transfer: str, wait_s: float, answer: Answer) -> None:
         """See ``Store.watch``. Does not wait for anything."""
         self.store.watch(keys, transfer, wait_s, answer)

@@ -9,7 +9,8 @@ from typing import Any
 from moonpool.client.answers import expect
 from moonpool.client.transfers import Transfers
 from moonpool.client.watching import Answer, Watcher
-from moonpool.core.messages import Done, News, Tell
+from moonpool.core.handoffs import claim_of
+from moonpool.core.messages import OPEN, Await, Awaited, Done, News, Tell
 from moonpool.protocol.versions import AWAIT_SINCE
 
 
@@ -29,6 +30,20 @@ class Handing(Transfers):
     def tell(self, news: Sequence[News]) -> None:
         """Say how handoffs go. Raises MasterUnreachableError."""
         expect(Done, self._channel.call(Tell(list(news))))
+
+    def coming(self, keys: Sequence[bytes]) -> int:
+        """Return how many leading packed keys are there or being computed by an engine that has
+        said so under ``claim_of`` them. Raises MasterUnreachableError."""
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            key = keys[middle]
+            found = expect(Awaited, self._channel.call(Await([key], claim_of(key))))
+            if found.count or found.state == OPEN:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def watch(self, keys: Sequence[bytes], transfer: str, wait_s: float, answer: Answer) -> None:
         """Have ``answer`` called, once, when the first of these packed keys is there, the handoff

@@ -12,13 +12,18 @@ from typing import TypeVar
 
 import msgspec
 
-from moonpool.core.messages import ENDED, FAILED, OPEN, UNHEARD, News
+from moonpool.core.messages import ENDED, FAILED, OPEN, TRANSFER_CHARS_MAX, UNHEARD, News
 from moonpool.core.settings import MasterConfig
 
 K = TypeVar("K", bytes, str)
 
 _COMPACT_MIN = 1024
 _SCAN_EVERY_S = 1.0
+
+
+def claim_of(key: bytes) -> str:
+    """Return the id under which engines say that they are computing this object."""
+    return key.hex()[:TRANSFER_CHARS_MAX]
 
 
 class Waiter(msgspec.Struct, eq=False):

@@ -22,8 +22,13 @@ class Arrival:
     ``patience_s`` ago.
     """
 
-    def __init__(self, count: int, patience_s: float, now: float) -> None:
-        """count: the objects that are waited for, in order."""
+    def __init__(
+        self, count: int, patience_s: float, now: float, limit_s: float | None = None
+    ) -> None:
+        """count: the objects that are waited for, in order. limit_s: of claims; then only progress
+        counts, and nobody who works on the next object ends the waiting."""
+        self._claims = limit_s is not None
+        self._limit_s = LIMIT_S if limit_s is None else limit_s
         self.count, self.ready, self.early = count, 0, 0
         """``ready`` objects are there; ``early`` of them came while their prefill was open."""
         self.over = False
@@ -41,7 +46,7 @@ class Arrival:
     @property
     def hopeless_at(self) -> float:
         """When to give up if nothing is heard until then."""
-        return min(self._sign + self._patience_s, self._began + LIMIT_S)
+        return min(self._sign + self._patience_s, self._began + self._limit_s)
 
     @property
     def due(self) -> float:
@@ -69,9 +74,12 @@ class Arrival:
             self.ready += count
             self._sign = now
             self.early += count if answer.state == OPEN else 0
-        elif answer.state == OPEN:
+        elif answer.state == OPEN and not self._claims:
             self._sign = max(self._sign, min(now, now - answer.quiet_s))
+        # The state of a claim is that of the first object asked about.
         closed = answer.state in (ENDED, FAILED) and count < asked
+        if self._claims:
+            closed = not count and answer.state != OPEN
         self.over = self.over or self.complete or closed
 
     def tick(self, now: float) -> bool:

@@ -59,6 +59,10 @@ class Costs:
         """A load of so many tokens has ended well."""
         self._load_s.setdefault(tokens.bit_length(), _Mean()).add(seconds)
 
+    def compute_s(self, tokens: int) -> float | None:
+        """Return how long computing so many tokens would take; None while that is not known."""
+        return self._token_s.value * tokens if self._token_s.samples >= SAMPLES_MIN else None
+
     def worth_loading(self, tokens: int) -> bool:
         """Tell whether to load so many tokens; each call is about another hit."""
         load = self._load_s.get(tokens.bit_length())

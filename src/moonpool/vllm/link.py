@@ -40,6 +40,10 @@ class Pool(Protocol):
         """Say how handoffs go."""
         ...
 
+    def coming(self, keys: Sequence[Any]) -> int:
+        """Return how many leading keys are there or being computed."""
+        ...
+
     def watch(self, keys: Sequence[Any], transfer: str, wait_s: float, answer: Answer) -> None:
         """Have ``answer`` called once when the first key is there, the handoff is over, or time
         is. Does not wait."""

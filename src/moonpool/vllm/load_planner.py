@@ -28,6 +28,9 @@ from moonpool.vllm.tracker import Tracker
 
 REFRESH_AFTER_S = 2.0
 """An answer older than this is asked for again before it is used."""
+CLAIM_WAIT_S, CLAIM_WAIT_S_MIN = 2.0, 0.2
+"""Longest wait for what another engine computes unasked, while the own speed is not known; and
+shortest."""
 LEASE_MARGIN_S = 5.0
 LEASE_S_MAX = 600.0
 _BAD_OBJECT = frozenset(
@@ -51,6 +54,7 @@ class LoadPlanner:
         patience_s: float,
         namespace: Callable[[], bytes],
         costs: Costs | None,
+        share_blocks: int,
         known: Known,
         failed: Failed,
         courier: Courier,
@@ -59,13 +63,16 @@ class LoadPlanner:
         clock: Clock,
     ) -> None:
         """stride: blocks in an object; wait_s: longest wait for answers in a step; patience_s: for
-        blocks that another engine computes."""
+        blocks that another engine computes; share_blocks: prompts that lack so many wait for
+        engines that compute them unasked (0: none)."""
         self._block_size, self._stride, self._patience_s = block_size, stride, patience_s
         self._min_gain = max(min_load_tokens, block_size)
         self._namespace, self._known, self._failed = namespace, known, failed
         self._costs = costs
         self._courier, self._link, self._tally, self._clock = courier, link, tally, clock
-        self._lookups = Lookups(courier, link, namespace, stride, wait_s, tally, clock)
+        self._lookups = Lookups(
+            courier, link, namespace, stride, wait_s, tally, clock, share_blocks
+        )
         self._leases = Leases(courier, link, min(timeout_s + LEASE_MARGIN_S, LEASE_S_MAX))
         self._generations = itertools.count(1)
         self._loading: dict[int, list[Key]] = {}
@@ -111,6 +118,7 @@ class LoadPlanner:
         if not wanted or tracker.request.skip_reading_prefix_cache:
             return 0
         usable = self._promised(tracker) or self._usable(tracker, self._count(tracker))
+        usable = self._claimed(tracker, usable)
         gain = usable * self._block_size - local_tokens
         if gain < self._min_gain:
             self._tally.count("short_hits", int(gain > 0))
@@ -134,6 +142,7 @@ class LoadPlanner:
         if keys:
             self._leases.take(generation, keys)
         self._tally.count("hit_tokens", external_tokens)
+        self._tally.count("claimed_hits", int(tracker.waits and not tracker.wish.receives))
 
     def ended(self, done: LoadDone, trackers: dict[str, Tracker]) -> None:
         """Note how a load ended; one that failed is not offered to the request again."""
@@ -210,6 +219,17 @@ class LoadPlanner:
         tracker.waits = usable > there
         return usable if tracker.waits else 0
 
+    def _claimed(self, tracker: Tracker, usable: int) -> int:
+        """Return the blocks of a hit with those that other engines are computing."""
+        lookup, first_try = tracker.lookup, tracker.cap is None
+        if tracker.waits or lookup is None or not lookup.done or not first_try or tracker.stale:
+            return usable
+        coming = self._usable(tracker, lookup.coming)
+        if coming <= usable or tracker.request.num_preemptions:
+            return usable
+        tracker.waits = True
+        return coming
+
     def _count(self, tracker: Tracker) -> int:
         """Return how many leading blocks the pool holds, as far as the answer is there."""
         lookup = tracker.lookup
@@ -261,9 +281,18 @@ class LoadPlanner:
             ends,
             np.array(block_ids[begin:last], np.int32),
             first,
-            tracker.wish.transfer if tracker.waits else "",
-            self._patience_s if tracker.waits else 0.0,
+            *self._waits_for(tracker, last - first),
         )
+
+    def _waits_for(self, tracker: Tracker, blocks: int) -> tuple[str, float]:
+        """Return the handoff, "" for claims, and how long to wait for them."""
+        if not tracker.waits:
+            return "", 0.0
+        if tracker.wish.receives:
+            return tracker.wish.transfer, self._patience_s
+        compute_s = self._costs.compute_s(blocks * self._block_size) if self._costs else None
+        # Waiting is never much worse than having computed it here.
+        return "", CLAIM_WAIT_S if compute_s is None else max(CLAIM_WAIT_S_MIN, compute_s)
 
     def _remove(self, keys: list[Key]) -> None:
         """Take objects whose bytes are wrong out of the pool, or nobody could ever replace them."""

@@ -6,22 +6,25 @@ import threading
 from collections.abc import Callable, Sequence
 
 from moonpool.errors import MoonpoolError
+from moonpool.vllm import objects
 from moonpool.vllm.courier import Courier
-from moonpool.vllm.link import Clock, Link
-from moonpool.vllm.objects import pack_digests
+from moonpool.vllm.link import Clock, Link, Pool
+from moonpool.vllm.objects import CLAIMS_MAX, pack_digests
 from moonpool.vllm.stats import Tally
 
 
 class Lookup:
     """One question to the master: how many leading blocks are in the pool?"""
 
-    __slots__ = ("_answered", "asked_at", "count", "learned", "preemptions")
+    __slots__ = ("_answered", "asked_at", "coming", "count", "learned", "preemptions")
 
     def __init__(self, asked_at: float, preemptions: int) -> None:
         """``preemptions`` says at which life of its request it was asked."""
         self._answered = threading.Event()
         self.asked_at, self.preemptions = asked_at, preemptions
         self.count: int | None = None
+        self.coming = 0
+        """Leading blocks that are there or being computed by other engines."""
         self.learned = False
         """Whether the scheduler has taken note of the answer."""
 
@@ -52,8 +55,11 @@ class Lookups:
         wait_s: float,
         tally: Tally,
         clock: Clock,
+        worth: int = 0,
     ) -> None:
-        """stride: blocks in an object; wait_s: longest wait in one step, over all requests."""
+        """stride: blocks in an object; wait_s: longest wait in one step, over all requests; worth:
+        so many blocks that are missing, whether others compute them; 0: never."""
+        self._worth = worth
         self._courier, self._link, self._namespace = courier, link, namespace
         self._stride, self._wait_s, self._tally, self._clock = stride, wait_s, tally, clock
         self._left_s = wait_s
@@ -94,6 +100,7 @@ class Lookups:
             if pool is not None:
                 began = self._clock()
                 count = int(pool.match_digests(namespace, pack_digests(hashes), self._stride))
+                lookup.coming = self._coming(pool, namespace, hashes, count)
                 self._tally.observe("lookup_seconds", self._clock() - began)
                 self._link.worked()
         except (MoonpoolError, OSError) as error:
@@ -102,3 +109,14 @@ class Lookups:
         finally:
             # Whatever happens, the scheduler must not wait for it any longer.
             lookup.answer(None if count is None else min(max(count, 0), len(hashes)))
+
+    def _coming(self, pool: Pool, namespace: bytes, hashes: list[bytes], count: int) -> int:
+        """Return the blocks that are there or being computed, whole objects."""
+        there = objects.floor(count, self._stride)
+        if not self._worth or len(hashes) - there < self._worth or not pool.awaits:
+            return 0
+        ends = objects.ends_between(there, len(hashes), self._stride)[:CLAIMS_MAX]
+        ends = ends[ends % self._stride == 0]
+        names = objects.names_at(hashes, ends)
+        claimed = pool.coming(objects.keys_of(namespace, names)) if len(ends) else 0
+        return int(ends[claimed - 1]) if claimed else 0

@@ -16,6 +16,8 @@ from moonpool.core.keys import DIGEST_BYTES, Key, pack
 
 I32 = npt.NDArray[np.int32]
 
+CLAIMS_MAX = 64
+"""Objects of a request that an engine says it computes, at most."""
 NO_PARENT = bytes(DIGEST_BYTES)
 
 

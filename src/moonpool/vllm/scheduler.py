@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from moonpool.vllm import params
+from moonpool.core.handoffs import claim_of
+from moonpool.vllm import objects, params
 from moonpool.vllm.costs import Costs
 from moonpool.vllm.courier import Courier
 from moonpool.vllm.handoffs import Handoffs, Teller
@@ -19,6 +20,7 @@ from moonpool.vllm.load_planner import LoadPlanner
 from moonpool.vllm.log import logger
 from moonpool.vllm.memory import Failed, Known
 from moonpool.vllm.namespace import Namespace
+from moonpool.vllm.objects import CLAIMS_MAX
 from moonpool.vllm.pins import PinBook
 from moonpool.vllm.save_planner import SavePlanner
 from moonpool.vllm.settings import Settings
@@ -65,6 +67,7 @@ class SchedulerSide:
             patience_s=settings.pd_wait_s,
             namespace=lambda: self.namespace,
             costs=self._costs,
+            share_blocks=-(-settings.share_prefill_tokens // block_size),
             known=self._known,
             failed=self._failed,
             courier=self._courier,
@@ -153,8 +156,29 @@ class SchedulerSide:
             if tracker is None:
                 continue
             computed = tracker.request.num_computed_tokens + tokens
+            if tracker.claim is None and self._settings.share_prefill_tokens:
+                self._claim(tracker)
             if computed >= tracker.next_at:
                 self._plan_save(tracker, computed, block_state)
+            if tracker.claim and computed >= tracker.request.num_prompt_tokens:
+                self.handoffs.finished(tracker.claim, good=True)
+                tracker.claim = 0
+
+    def _claim(self, tracker: Tracker) -> None:
+        """Say which objects of a prompt are being computed from now on."""
+        request, stride = tracker.request, self.stride
+        computed = request.num_computed_tokens // self._block_size
+        first = max(objects.floor(computed, stride), tracker.saved)
+        last = min(request.num_prompt_tokens // self._block_size, len(request.block_hashes))
+        tracker.claim = 0
+        lacking = (last - first) * self._block_size
+        if lacking < self._settings.share_prefill_tokens or tracker.stale:
+            return
+        ends = objects.ends_between(first, objects.floor(last, stride), stride)[:CLAIMS_MAX]
+        names = objects.names_at(request.block_hashes, ends)
+        keys = objects.keys_of(self.namespace, names)
+        if keys:
+            tracker.claim = self.handoffs.claim([claim_of(key) for key in keys])
 
     def take_saves(self) -> list[SaveJob]:
         """Return the saves that begin in this step."""
@@ -168,6 +192,7 @@ class SchedulerSide:
         if tracker is None or tracker.request is not request:
             return None
         del self._trackers[request.request_id]
+        self.handoffs.finished(tracker.claim or 0, good=False)
         # Aborted while it waited: its blocks do not hold what their hashes say.
         if self._loads.is_loading(tracker):
             self._cancels.append(tracker.generation)
@@ -250,6 +275,7 @@ class SchedulerSide:
         old = self._trackers.get(request.request_id)
         if old is not None:
             self.handoffs.finished(old.handoff, good=False)
+            self.handoffs.finished(old.claim or 0, good=False)
         wish, odd = params.read(getattr(request, "kv_transfer_params", None))
         self.tally.count("params_ignored", int(odd))
         tracker = self._trackers[request.request_id] = Tracker(request, wish)
@@ -287,6 +313,7 @@ class SchedulerSide:
         if job is not None:
             self._new_saves.append(job)
             self.handoffs.saving(tracker.handoff, job.job_id)
+            self.handoffs.saving(tracker.claim or 0, job.job_id)
 
 
 def stride_of(object_tokens: int, block_size: int) -> int:

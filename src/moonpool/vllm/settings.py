@@ -54,6 +54,11 @@ class Settings:
         "longest time without progress or a sign of life of a prefill elsewhere; 0: never wait",
     )
     save_decode: bool = _key(True, values.boolean, "save what is generated, not only prompts")
+    share_prefill_tokens: int = _key(
+        0,
+        values.number(0, 1 << 24),
+        "prompts that lack so many tokens wait for another engine that computes them; 0: none",
+    )
     save_near: bool = _key(
         True, values.boolean, "save in this host's memory while a node here has room"
     )

@@ -29,6 +29,8 @@ COUNTERS = {
     "save_blocks_dropped": "blocks whose save was given up",
     "params_ignored": "requests whose kv_transfer_params made no sense, wholly or in part",
     "handoffs": "requests prefilled here for another engine",
+    "claims": "objects that were said to be computed here",
+    "claimed_hits": "hits of which a part was being computed by another engine",
     "handoffs_failed": "of these, those that ended before their prompt was computed",
     "remote_prefills": "loads that waited for another engine's prefill",
     "remote_prefills_failed": "of these, those of which not all came",

@@ -24,6 +24,7 @@ class Tracker:
 
     __slots__ = (
         "cap",
+        "claim",
         "generation",
         "handoff",
         "judged",
@@ -46,6 +47,8 @@ class Tracker:
         self.request, self.wish = request, wish
         self.handoff = 0
         """Number of the handoff in which other engines wait for it; 0 if there is none."""
+        self.claim: int | None = None
+        """Number of the claim on what is computed of it; 0 if there is none."""
         self.waits = False
         """Whether what was offered last is still being computed by another engine."""
         self.lookup: Lookup | None = None

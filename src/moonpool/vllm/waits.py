@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from moonpool.core.handoffs import claim_of
 from moonpool.core.keys import Key
 from moonpool.core.messages import Awaited
 from moonpool.errors import MoonpoolError
@@ -40,8 +41,10 @@ class Waits:
         self._thread: threading.Thread | None = None
 
     def add(self, generation: int, keys: Sequence[Key], transfer: str, patience_s: float) -> None:
-        """Wait for a load's objects."""
-        arrival = Arrival(len(keys), patience_s, self._clock())
+        """Wait for a load's objects; without a ``transfer`` for those that engines have claimed,
+        ``patience_s`` in all."""
+        limit_s = None if transfer else patience_s
+        arrival = Arrival(len(keys), patience_s, self._clock(), limit_s)
         with self._bell:
             self._waits[generation] = _Wait(keys, transfer, arrival)
             self._ring()
@@ -122,7 +125,8 @@ class Waits:
             answer(None)
             return
         try:
-            pool.watch(wait.keys[first:last], wait.transfer, wait_s, answer)
+            transfer = wait.transfer or claim_of(wait.keys[first])
+            pool.watch(wait.keys[first:last], transfer, wait_s, answer)
         except (MoonpoolError, OSError) as error:
             self._link.failed(error)
             answer(None)

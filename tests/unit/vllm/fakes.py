@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from moonpool.core import keys as packed
-from moonpool.core.messages import ENDED, FAILED, UNHEARD, Awaited, News
+from moonpool.core.handoffs import claim_of
+from moonpool.core.messages import ENDED, FAILED, OPEN, UNHEARD, Awaited, News
 from moonpool.errors import MasterUnreachableError, MoonpoolError
 from moonpool.transport.base import I64, Pieces
 from moonpool.vllm.courier import Courier, Errand
@@ -62,6 +63,11 @@ class FakePool:
     def state_of(self, transfer: str) -> int:
         states = [each.state for each in self.news if each.transfer == transfer]
         return states[-1] if states else UNHEARD
+
+    def coming(self, keys: Sequence[Any]) -> int:
+        self._up()
+        states = [key in self.objects or self.state_of(claim_of(key)) == OPEN for key in keys]
+        return states.index(False) if False in states else len(states)
 
     def watch(self, keys: Sequence[Any], transfer: str, wait_s: float, answer: Answer) -> None:
         self._up()

@@ -10,8 +10,9 @@ import pytest
 
 from moonpool.core.messages import ENDED, FAILED, OPEN
 from moonpool.errors import NoSpaceError
+from moonpool.vllm import mover_wire as wire
 from tests.unit.vllm.engine import BLOCK, Engine, truth
-from tests.unit.vllm.fakes import FakePool, FakeRequest
+from tests.unit.vllm.fakes import BlockState, FakePool, FakeRequest
 
 PROMPT = 22
 """Tokens: five blocks, two objects of two blocks and a tail of one, and two tokens more."""
@@ -268,3 +269,34 @@ def test_a_handoff_is_closed_when_its_id_comes_again(split: Split) -> None:
     split.p.side._track(FakeRequest("same", range(9), BLOCK))
     assert split.pool.state_of("t") == FAILED
     assert split.p.side.handoffs.count == 0
+
+
+def test_jobs_reach_the_mover_whole(split: Split) -> None:
+    split.to_d()
+    (load,) = split.d.side.take_loads()
+    assert (load.transfer, load.patience_s) == ("t", 5.0)
+    sent = wire.decode(wire.encode(wire.Begin(loads=[wire.load_of(load)], cancels=[7]))[4:])
+    assert isinstance(sent, wire.Begin)
+    again = wire.load_job(sent.loads[0])
+    assert (again.transfer, again.patience_s, sent.cancels) == ("t", 5.0, [7])
+    there = split.to_p()
+    split.p.side.plan_saves({"p": 8}, BlockState(split.p.tables))
+    (save,) = split.p.side.take_saves()
+    assert wire.save_job(wire.save_of(save)).urgent
+    assert there.num_computed_tokens == 0
+
+
+def test_a_preempted_p_goes_on_and_d_waits_for_it(split: Split) -> None:
+    there, here = split.to_p(), split.to_d()
+    split.prefill(there, 8)
+    split.step_d(lambda: split.gets() == 1)
+    split.p.preempt(there)
+    split.p.clock.now += 1.5
+    split.p.step()
+    assert split.pool.state_of("t") == OPEN
+    # The pool has its first object now: it loads that.
+    assert split.p.admit(there) in (0, 8)
+    split.p.settle()
+    split.prefill(there, PROMPT - there.num_computed_tokens)
+    split.step_d(lambda: split.d.completed)
+    split.check(here, 5)
