@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moonpool import MasterUnreachableError, Store, pack
+from moonpool.core.handoffs import claim_of
 from moonpool.core.messages import ENDED, FAILED, OPEN, UNHEARD, Awaited, News
 from tests.integration.processes import Master, eventually, pool
 
@@ -147,3 +148,13 @@ def test_many_threads_ask_at_once(master: Master) -> None:
         one.put(KEYS[0], b"x")
         assert [asker.next() for _ in range(400)] == [("any", Awaited(1))] * 400
         waiting(one, 0)
+
+
+@pytest.mark.parametrize("claimed", [0, 1, 5, 8])
+def test_what_others_compute_is_found(master: Master, claimed: int) -> None:
+    with Store.connect(master.address) as one, Store.connect(master.address) as other:
+        one.put(KEYS[0], b"x")
+        one.tell([News(claim_of(key), 1, OPEN) for key in KEYS[1:claimed]])
+        assert other.coming(KEYS) == max(claimed, 1)
+        one.tell([News(claim_of(key), 1, ENDED) for key in KEYS[1:claimed]])
+        assert other.coming(KEYS) == 1
