@@ -17,12 +17,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from moonpool.vllm import compat, namespace, pools, settings, support
+from moonpool.vllm import compat, namespace, pool_events, pools, settings, support
 from moonpool.vllm.jobs import SaveJob
 from moonpool.vllm.link import Link
 from moonpool.vllm.log import logger
 from moonpool.vllm.meta import StepMetadata, StepResults
 from moonpool.vllm.metrics import MoonpoolPromMetrics, MoonpoolStats
+from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.pools import LOOKUP_TIMEOUT_S
 from moonpool.vllm.scheduler import SchedulerSide, stride_of
 from moonpool.vllm.stats import Tally
@@ -114,7 +115,10 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             chosen.master,
         )
         link.start()
-        return SchedulerSide(chosen, facts, block_size, link)
+        side = SchedulerSide(chosen, facts, block_size, link)
+        if pool_events.wanted(config):
+            side.publish(PoolEvents(block_size, stride))
+        return side
 
     def _make_worker(self) -> WorkerSide:
         config, cache = self._vllm_config, self._kv_cache_config
@@ -286,9 +290,11 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler.reset()
         return True
 
+    @_guarded(list)
     def take_events(self) -> Iterable[Any]:
-        """No events yet."""
-        return ()
+        """Return the pool's KV events since the last call, where the engine publishes any."""
+        events = self._scheduler.events if self._scheduler is not None else None
+        return events.take() if events is not None else []
 
     # --- worker side ---------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from moonpool.vllm.memory import Failed, Known
 from moonpool.vllm.namespace import Namespace
 from moonpool.vllm.objects import CLAIMS_MAX
 from moonpool.vllm.pins import PinBook
+from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.save_planner import SavePlanner
 from moonpool.vllm.settings import Settings
 from moonpool.vllm.stats import Tally
@@ -88,10 +89,16 @@ class SchedulerSide:
             tally=self.tally,
             clock=clock,
         )
+        self.events: PoolEvents | None = None
         self._trackers: dict[str, Tracker] = {}
         self._new_saves: list[SaveJob] = []
         self._cancels: list[int] = []
         self._gauges: dict[str, int] = {}
+
+    def publish(self, events: PoolEvents) -> None:
+        """Tell these of what is stored and of what turns out to be gone."""
+        self.events = self._saves.events = events
+        self._known.gone = events.gone
 
     def worker_is(self, order: str) -> None:
         """Take note that the worker is ready and has KV memory of this order; "": it is not.
