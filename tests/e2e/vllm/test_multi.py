@@ -6,17 +6,22 @@ Three instances: ``prefill`` and ``decode`` have MultiConnector, ``joined`` has 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from moonpool.demo.model import build_model
+from moonpool.demo.place import free_ports
 from tests.e2e.router_process import Router, count
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.logprobs import difference
@@ -68,6 +73,16 @@ class Trio:
     prefill: Server
     decode: Server
     joined: Server
+    listener: Any
+    """Hears the KV events of ``joined``."""
+
+    def heard(self) -> list[Any]:
+        """Return the events that have come since the last call."""
+        found = []
+        while self.listener.poll(200):
+            *_, payload = self.listener.recv_multipart()
+            found += msgspec.msgpack.decode(payload, type=_batch()).events
+        return found
 
     def ask(
         self,
@@ -85,6 +100,12 @@ class Trio:
     def plain(self, tokens: list[int], count: int = 4) -> dict[str, Any]:
         """Serve a prompt on one instance; the salt hides all that was computed before."""
         return self.prefill.complete(tokens, count, cache_salt="plain")
+
+
+def _batch() -> Any:
+    from vllm.distributed.kv_events import KVEventBatch
+
+    return KVEventBatch
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +127,22 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
             stack.enter_context(Server(name, model, folder, config, master.address))
             for name, config in configs.items()
         ]
+        (port,) = free_ports(1)
+        zmq: Any = importlib.import_module("zmq")
+        listener = stack.enter_context(closing(zmq.Context().socket(zmq.SUB)))
+        listener.connect(f"tcp://127.0.0.1:{port}")
+        listener.subscribe("")
+        events = {"enable_kv_cache_events": True, "publisher": "zmq"}
+        events["endpoint"] = f"tcp://127.0.0.1:{port}"
         for server in servers:
-            server.spawn()
-        yield Trio(*(server.ready() for server in servers))
+            published = (
+                ("--kv-events-config", json.dumps(events)) if server.name == "joined" else ()
+            )
+            server.spawn(*published)
+        for server in servers:
+            server.ready()
+        prefill, decode, both = servers
+        yield Trio(prefill, decode, both, listener)
 
 
 @contextlib.contextmanager
@@ -251,6 +285,20 @@ def test_a_router_for_nixl_needs_to_know_nothing_of_the_composite(
     assert difference(read(body), trio.plain(tokens)) < SAME
     # The pool has whole blocks only: the last comes from the other instance in any case.
     assert trio.joined.metric("vllm:moonpool_peer_loads_total") == before + 1
+
+
+def test_what_is_stored_in_the_pool_is_published_beside_vllms_own_events(trio: Trio) -> None:
+    trio.heard()
+    trio.joined.complete(prompt(50, 200))
+    hashes: dict[str, set[int]] = {"GPU": set(), "CPU": set()}
+
+    def both() -> bool:
+        for event in trio.heard():
+            hashes[event.medium] |= set(event.block_hashes)
+        return len(hashes["CPU"]) == 200 // BLOCK
+
+    eventually("the pool's events have come", both, 60)
+    assert hashes["CPU"] <= hashes["GPU"]
 
 
 def test_silent_peers_cost_a_recompute_and_nothing_hangs(trio: Trio) -> None:
