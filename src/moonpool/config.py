@@ -149,6 +149,18 @@ class NodeConfig(EngineConfig):
     huge_pages: bool = _key(
         True, v.boolean, "make it of huge pages then, as far as the kernel has them"
     )
+    ssd: str = _key(
+        "",
+        v.text,
+        "directory on an SSD for a second tier, or an fsspec URL such as s3://bucket/dir",
+    )
+    ssd_size: int = _key(64 << 30, v.size, "space given to it")
+    ssd_policy: str = _key(
+        "on-evict",
+        v.one_of("on-evict", "write-through", "selective"),
+        "when objects go there: before they leave memory, at once, or the former if seen twice",
+    )
+    ssd_write_rate: int = _key(0, v.rate, "most bytes a second that are written there; 0: any")
     token: str = _key("", v.text, "the master's token")
     ready_file: str = _key("", v.new_file, "file that gets the chosen port as JSON once mounted")
 

@@ -48,6 +48,11 @@ def parse_size(value: object) -> int:
     return value
 
 
+def parse_rate(value: object) -> int:
+    """Return bytes a second of ``"500MB"``, or of 0 for any; raise ValueError otherwise."""
+    return 0 if value in (0, "0") and not isinstance(value, bool) else parse_size(value)
+
+
 def parse_address(value: str, default_port: int | None = None) -> tuple[str, int]:
     """Return (host, port) of ``host:port`` or ``[v6]:port``; raise ValueError otherwise."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/@]+))(?::(\d{1,5}))?", value)
@@ -167,6 +172,7 @@ port = Check(_between(0, 65_535, True), "0 to 65535")
 fraction = Check(_between(0.0, 1.0, False), "0.0 to 1.0")
 seconds = Check(_between(0.001, SECONDS_MAX, False), f"0.001 to {SECONDS_MAX:.0f} seconds")
 size = Check(parse_size, 'bytes, or a number with KB, MB, GB or TB, such as "4GB"')
+rate = Check(parse_rate, 'bytes a second, such as "500MB", or 0 for any')
 text = Check(_text, "text without control characters")
 new_file = Check(_new_file, "a file in a directory that exists")
 texts = Check(_texts, "a list, or text with commas")

@@ -11,6 +11,7 @@ import numpy as np
 
 from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
+from moonpool.client.coming import is_any_coming, wait_for
 from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
 from moonpool.client.memory import codes_of, one_object, trimmed
 from moonpool.client.reach import Reach, is_near
@@ -106,6 +107,10 @@ class Getter:
         answer, epoch = self._channel.ask(Get(keys, number, self._lease_s), timeout_s)
         found = as_many(expect(Got, answer).objects, len(keys))
         codes = np.array([_code(where) for where in found], np.int64)
+        if is_any_coming(codes, found):
+            request = Get(keys, number, self._lease_s)
+            found, epoch, until = wait_for(self._channel, request, found, epoch, timeout_s)
+            codes = np.array([_code(where) for where in found], np.int64)
         try:
             sizes = np.array([where.size for where in found], np.uint64)
             memory = memory_for(sizes, codes)
@@ -176,8 +181,11 @@ class Getter:
         room_for: Callable[[int], memoryview | Pieces],
     ) -> tuple[int, bool]:
         """Read from the replicas in turn; return the code, and whether the object was found."""
-        answer, epoch = self._channel.ask(Get([key], lease, lease_s))
+        request = Get([key], lease, lease_s)
+        answer, epoch = self._channel.ask(request)
         (where,) = as_many(expect(Got, answer).objects, 1)
+        if where.retry_after_s > 0:
+            (where,), epoch, _ = wait_for(self._channel, request, [where], epoch, None)
         code = _code(where)
         if code:
             return code, False

@@ -129,6 +129,24 @@ class Announce(Message, frozen=True):
     last: bool
 
 
+PACKED_COLUMNS = ("size", "capacity", "checksum", "generation", "index", "offset")
+
+
+class AnnouncePacked(Message, frozen=True):
+    """As Announce, for committed objects named by digests of 16 bytes in one namespace.
+
+    ``digests`` and ``parents`` are 16 bytes each, a parent of zeros none; ``numbers`` are
+    little-endian u64, the columns above for one object after the other. Since version 2.
+    """
+
+    handle: int
+    namespace: bytes
+    digests: bytes
+    parents: bytes
+    numbers: bytes
+    last: bool
+
+
 class Announced(Message, frozen=True):
     """Slots (table indexes) that the master does not adopt; the node drops them."""
 
@@ -224,13 +242,21 @@ class Shelve(Message, frozen=True):
     last: bool = True
 
 
+UNSHELVE_REASONS = frozenset(
+    {"reclaimed", "gone", "corrupt", "truncated", "io", "full", "stale", "too_large"}
+)
+"""Why: its room was needed, its file is not there, is damaged, is too short, could not be read or
+written; the disk is full; its memory was used again meanwhile; it is too large for an extent."""
+
+
 class Unshelve(Message, frozen=True):
     """Objects of these generations are not on the disk (any more), or were not written there (an
-    empty key will do for those). Answered by Done."""
+    empty key will do for those). ``reason`` is one of UNSHELVE_REASONS. Answered by Done."""
 
     handle: int
     keys: list[bytes]
     generations: list[int]
+    reason: str = ""
 
 
 class Offload(Message, frozen=True):
@@ -614,6 +640,7 @@ Request = (
     Hello
     | Mount
     | Announce
+    | AnnouncePacked
     | Unmount
     | GetSegments
     | WriterGone

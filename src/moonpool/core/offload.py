@@ -59,6 +59,18 @@ def before_eviction(state: State, coldest: Object) -> int:
     return LATER
 
 
+def have_written(state: State, doomed: Iterable[Object]) -> bool:
+    """Have those of the objects written that should be before they go; tell whether any is."""
+    unsaved = False
+    for each in doomed:
+        if each.key not in state.disks.objects:
+            slot, disk = _place(state, each)
+            if slot is not None and disk is not None and _is_worth_it(each, disk):
+                unsaved = True
+                _ask(state, each, slot, disk)
+    return unsaved
+
+
 def _ask_parents(state: State, child: Object) -> None:
     for _ in range(ANCESTORS_MAX):
         parent = child.parent

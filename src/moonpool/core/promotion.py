@@ -32,7 +32,12 @@ def bring(state: State, key: bytes) -> Located | None:
         return None
     begun = start(state, found)
     if begun == NO_ROOM:
-        return Located(found.size, code=codes.NO_SPACE)
+        # A lease or a put may end soon, or what has to leave memory be written.
+        waits = (
+            state.leases.count or state.puts or any(d.asked for d in state.disks.by_handle.values())
+        )
+        wait_s = BUSY_RETRY_S if waits else 0.0
+        return Located(found.size, code=codes.NO_SPACE, retry_after_s=wait_s)
     return _later(found.size, PROMOTED_RETRY_S if begun == STARTED else BUSY_RETRY_S)
 
 
@@ -81,5 +86,6 @@ def _room(state: State, peer: str, needed: int) -> tuple[int, Slot] | None:
     capacity, slots = placement.take(needed, 1)
     if slots:
         return capacity, slots[0]
-    made = make_room(state, segments, needed) if placement.fits(needed) else None
+    # To read one object is no reason to lose another.
+    made = make_room(state, segments, needed, spare=True) if placement.fits(needed) else None
     return None if made is None else (made[0].space.capacity_of(needed), made[1])

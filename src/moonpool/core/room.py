@@ -17,6 +17,7 @@ from moonpool.core.state import State
 
 _BUDGET_FACTOR = 4
 _REGIONS_MAX = 16
+_SPARED_MAX = 256
 _FAMILY_MAX = 8192
 
 
@@ -62,10 +63,50 @@ def evict_to_watermark(state: State) -> None:
             return
 
 
-def make_room(state: State, segments: list[Segment], size: int) -> tuple[Segment, Slot] | None:
-    """Evict until ``size`` bytes fit in one of the segments; return the place."""
+def make_room(
+    state: State, segments: list[Segment], size: int, *, spare: bool = False
+) -> tuple[Segment, Slot] | None:
+    """Evict until ``size`` bytes fit in one of the segments; return the place.
+
+    What has to be written to disk first is spared as long as something else will do; with
+    ``spare`` also if nothing else will.
+    """
     usable = [each for each in segments if each.space.fits(size)]
+    if state.disks.by_handle:
+        place = _evict_saved(state, usable, size) or _empty_region(state, usable, size, spare=True)
+        if spare or place is not None:
+            return place
     return _evict_leaves(state, usable, size) or _empty_region(state, usable, size)
+
+
+def _evict_saved(state: State, usable: list[Segment], size: int) -> tuple[Segment, Slot] | None:
+    """Evict leaves that are on disk or need not be; have those written that are met meanwhile."""
+    budget, met, found = _BUDGET_FACTOR * size, 0, None
+    kept: list[Object] = []
+    while budget > 0 and met < _SPARED_MAX and found is None:
+        coldest = _coldest(state)
+        if coldest is None:
+            break
+        when = offload.before_eviction(state, coldest)
+        if when == offload.NOW:
+            handles = [slot.segment for slot in coldest.slots]
+            budget -= evict(state, coldest)
+            found = _take(usable, handles, size)
+        else:
+            met += 1
+            kept += [coldest] if when == offload.BUSY else []
+    state.offer(kept)
+    return found
+
+
+def _take(usable: list[Segment], handles: list[int], size: int) -> tuple[Segment, Slot] | None:
+    """Take space in one of these segments, if it has some now."""
+    for segment in usable:
+        if segment.handle in handles:
+            slot = segment.take(size)
+            if slot is not None:
+                return segment, slot
+    return None
 
 
 def _coldest(state: State) -> Object | None:
@@ -98,36 +139,37 @@ def _evict_leaves(state: State, usable: list[Segment], size: int) -> tuple[Segme
             return None
         handles = [slot.segment for slot in coldest.slots]
         budget -= evict(state, coldest)
-        for segment in usable:
-            if segment.handle in handles:
-                slot = segment.take(size)
-                if slot is not None:
-                    return segment, slot
+        place = _take(usable, handles, size)
+        if place is not None:
+            return place
     return None
 
 
-def _empty_region(state: State, usable: list[Segment], size: int) -> tuple[Segment, Slot] | None:
+def _empty_region(
+    state: State, usable: list[Segment], size: int, *, spare: bool = False
+) -> tuple[Segment, Slot] | None:
     """Free a whole span around one of the coldest leaves, with all that hangs on what lies there.
 
     Where sizes are mixed, the least recently used objects lie scattered: each frees a slot of its
     own class, but never a span.
     """
     coldest: list[Object] = []
-    while len(coldest) < _REGIONS_MAX and (leaf := _coldest_at_once(state)) is not None:
+    next_one = _coldest if spare else _coldest_at_once
+    while len(coldest) < _REGIONS_MAX and (leaf := next_one(state)) is not None:
         coldest.append(leaf)
     state.offer(coldest)
     by_handle = {each.handle: each for each in usable}
     for leaf in coldest:
         for slot in leaf.slots if leaf.alive else ():
             segment = by_handle.get(slot.segment)
-            if segment is not None and _empty_around(state, segment, slot.offset, size):
+            if segment is not None and _empty_around(state, segment, slot.offset, size, spare):
                 taken = segment.take(size)
                 if taken is not None:
                     return segment, taken
     return None
 
 
-def _empty_around(state: State, segment: Segment, offset: int, size: int) -> bool:
+def _empty_around(state: State, segment: Segment, offset: int, size: int, spare: bool) -> bool:
     offsets = segment.space.blockers(size, offset)
     if offsets is None:
         return False
@@ -136,7 +178,7 @@ def _empty_around(state: State, segment: Segment, offset: int, size: int) -> boo
     if len(objects) < len(owners):
         return False
     doomed = family(objects, _FAMILY_MAX)
-    if doomed is None:
+    if doomed is None or (spare and offload.have_written(state, doomed)):
         return False
     for each in doomed:
         evict(state, each)

@@ -10,6 +10,7 @@ from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
     DISK_POLICIES,
     MATCH_DIGESTS_MAX,
+    UNSHELVE_REASONS,
     Announced,
     DiskInfo,
     Done,
@@ -118,6 +119,8 @@ def unshelve(state: State, request: Unshelve, peer: str) -> Done | Failed:
         return disk
     if len(request.keys) != len(request.generations) or len(request.keys) > BATCH_ITEMS_MAX:
         return Failed(codes.INVALID, f"{len(request.keys)} keys, {len(request.generations)}")
+    if request.reason in UNSHELVE_REASONS:
+        state.counters[f"disk_{request.reason}"] += len(request.keys)
     for key, generation in zip(request.keys, request.generations, strict=True):
         if disk.answered(generation):
             state.counters["offload_failed"] += 1

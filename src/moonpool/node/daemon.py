@@ -19,10 +19,13 @@ import uvloop
 from moonpool.config import NodeConfig, default_segment_dir
 from moonpool.config_values import is_loopback
 from moonpool.errors import ConfigError
+from moonpool.node.disk import NodeDisk
 from moonpool.node.onesided import OneSided, starter
 from moonpool.node.server import DataServer
 from moonpool.node.session import MasterSession
 from moonpool.node.storage import Storage, remove_stale
+from moonpool.node.tier import Tier
+from moonpool.node.tiering import disk_info, open_tier
 from moonpool.node.touch import Toucher
 from moonpool.node.writers import Writers
 from moonpool.transport import huge
@@ -81,9 +84,12 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
         storage, writers, config.host, config.port, token=config.token, onesided=onesided
     )
     toucher: Toucher | None = None
+    tier: Tier | None = None
     served = False
     try:
         address = advertised(config, server.port)
+        if config.ssd:
+            tier = await asyncio.to_thread(open_tier, config, name, writers)
         await asyncio.to_thread(storage.open)
         await asyncio.to_thread(remove_stale, storage.root, storage.name, time.time())
         if config.touch_ahead:
@@ -93,20 +99,28 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
         server.start()
         onesided.prepare()
         served = True
-        async with _session(config, storage, writers, address, server) as running:
+        disk = None if tier is None else NodeDisk(tier, disk_info(config, name))
+        async with _session(config, storage, writers, address, server, disk) as running:
             yield running
     finally:
         if toucher is not None:
             toucher.close()
         await asyncio.to_thread(onesided.close)
         await asyncio.to_thread(server.close)
+        if tier is not None:
+            await asyncio.to_thread(tier.close)
         # What failed to start leaves the objects of the life before where they are.
         storage.close(delete=served)
 
 
 @contextlib.asynccontextmanager
 async def _session(
-    config: NodeConfig, storage: Storage, writers: Writers, address: str, server: DataServer
+    config: NodeConfig,
+    storage: Storage,
+    writers: Writers,
+    address: str,
+    server: DataServer,
+    disk: NodeDisk | None,
 ) -> AsyncIterator[Running]:
     _log.info("node %s serves at %s", storage.name, address)
     if not config.token and not is_loopback(config.host):
@@ -121,7 +135,13 @@ async def _session(
             _write_ready_file(Path(config.ready_file), server.port)
 
     session = MasterSession(
-        config.ha or config.master, storage, writers, address, token=config.token, on_ready=ready
+        config.ha or config.master,
+        storage,
+        writers,
+        address,
+        token=config.token,
+        on_ready=ready,
+        disk=disk,
     )
     tasks = [asyncio.create_task(session.run()), asyncio.create_task(_beating(storage))]
     try:

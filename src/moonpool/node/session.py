@@ -28,6 +28,7 @@ from moonpool.core.messages import (
 )
 from moonpool.errors import MasterUnreachableError, MoonpoolError, NotLeaderError
 from moonpool.ha.seeker import HOPS_MAX, Seeker
+from moonpool.node.disk import NodeDisk
 from moonpool.node.link import CONNECT_S, REQUEST_S, Link, hello
 from moonpool.node.storage import Storage
 from moonpool.node.writers import Writers
@@ -63,6 +64,7 @@ class MasterSession:
         *,
         token: str = "",
         on_ready: Callable[[], None] = lambda: None,
+        disk: NodeDisk | None = None,
     ) -> None:
         self._seeker = Seeker(master)
         self._storage = storage
@@ -70,6 +72,7 @@ class MasterSession:
         self._address = address
         self._hello = hello(f"node/{storage.name}/{secrets.token_hex(8)}", token)
         self._on_ready = on_ready
+        self._disk = disk
         self._by_handle: dict[int, Segment] = {}
         self._gone: asyncio.Queue[WriterGone] = asyncio.Queue()
         self._failures = 0
@@ -95,11 +98,15 @@ class MasterSession:
 
     async def _live(self) -> None:
         """Have one session, from connecting to its end."""
+        if self._disk is not None:
+            await self._disk.rest()
         link, welcome = await self._open()
         old = self._writers.snapshot()
         ping = asyncio.create_task(self._ping(link))
         try:
             await self._mount_all(link)
+            if self._disk is not None:
+                await self._disk.mount(link, welcome, self._hello.peer)
             self._tell(f"mounted at the master at {self._seeker}, epoch {welcome.epoch}")
             self._failures = 0
             self._on_ready()
@@ -178,6 +185,8 @@ class MasterSession:
             asyncio.create_task(self._report_gone(link)),
             asyncio.create_task(self._report_old_writers(link, old)),
         ]
+        if self._disk is not None:
+            helpers.append(asyncio.create_task(self._disk.report(link)))
         try:
             waiting: set[asyncio.Task[object]] = {link.ended, *helpers}
             while not link.ended.done():
@@ -223,6 +232,8 @@ class MasterSession:
                 segment.drop(push.indexes, push.generations)
         elif isinstance(push, FenceWriter):
             self._writers.fence(push.client, push.generation)
+        elif self._disk is not None:
+            self._disk.obey(push, self._by_handle)
 
     def _tell(self, text: str) -> None:
         """Log a change of state once."""

@@ -8,6 +8,8 @@ PROTOCOL_MIN = 1
 PROTOCOL_MAX = 2
 AWAIT_SINCE = 2
 """The version that brought Tell and Await."""
+DISKS_SINCE = 2
+"""The version that brought MountDisk, Shelve, Unshelve and Prefetch."""
 
 
 def negotiate(version_min: int, version_max: int) -> int:

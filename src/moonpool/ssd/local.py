@@ -44,6 +44,17 @@ class LocalVolume:
         way = "O_DIRECT" if self.direct else "buffered: the filesystem refuses O_DIRECT"
         return f"{self.path} ({way})"
 
+    def check_space(self, wanted: int) -> None:
+        """Raise ConfigError unless so much is free, or already taken by extents."""
+        found = os.statvfs(self.path)
+        free = found.f_bavail * found.f_frsize
+        have = sum(512 * path.stat().st_blocks for path in self.path.glob("*.data"))
+        if wanted > free + have:
+            raise ConfigError(
+                f"ssd_size: {wanted} bytes are wanted and {free + have} are free in {self.path}; "
+                f"at most {free + have} are allowed"
+            )
+
     def numbers(self) -> list[int]:
         """Return the extents that have both files; delete what is left of others."""
         found: dict[str, set[int]] = {".data": set(), ".index": set()}

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from moonpool.core.messages import Found
 from moonpool.errors import InvalidArgumentError, InvalidWriteError, TransferError
 from moonpool.transport import guard, huge, layout, scan, small
 from moonpool.transport.base import I64, U64, Places
@@ -272,10 +273,18 @@ class Segment:
         self.parts()
         return int(valid.sum())
 
-    def scan(self, *, verify: bool = False, reset: bool = False) -> scan.Scan:
+    def scan(self, *, verify: bool = False, reset: bool = False, pack: bool = False) -> scan.Scan:
         """Read the table; see scan.read."""
         parts = self.parts()
-        found = scan.read(self, parts.table, parts.owners, verify=verify, reset=reset)
+        found = scan.read(self, parts.table, parts.owners, verify=verify, reset=reset, pack=pack)
+        self.parts()
+        return found
+
+    def pick(self, indexes: list[int], generations: list[int]) -> list[Found | None]:
+        """Return what these table entries hold, None for what is not a whole object of its
+        generation (any more)."""
+        parts = self.parts()
+        found = scan.pick(self, parts.table, indexes, generations)
         self.parts()
         return found
 

@@ -212,7 +212,8 @@ def test_no_room_in_memory_is_said() -> None:
     pool.put(B, C)
     pool.get(B, C, lease_s=10.0)
     (found,) = pool.get(A, lease=2)
-    assert (found.code, found.retry_after_s) == (-200, 0.0)
+    assert found.code == -200
+    assert found.retry_after_s > 0
     assert pool.count("promotions_refused") == 1
 
 

@@ -1,0 +1,158 @@
+"""A node with a disk as a process: more than memory holds, over kills, damage and restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moonpool import MoonpoolError, Store
+from moonpool.core.messages import DiskStatus
+from tests.integration.processes import Master, Node, environment, eventually
+
+MIB = 1 << 20
+OBJECT_BYTES = 120 * 1024 + 321
+COUNT = 192
+KEYS = [f"key-{i}" for i in range(COUNT)]
+VALUES = [os.urandom(OBJECT_BYTES + i) for i in range(COUNT)]
+
+
+@contextlib.contextmanager
+def disk_pool(folder: Path, **keys: object) -> Iterator[tuple[Master, Node]]:
+    """A master and a node with 8 MiB of memory and 256 MiB of disk."""
+    disk = {"ssd": folder / "ssd", "ssd_size": "256MB"} | keys
+    with (
+        Master(folder, watermark_high=0.7, watermark_low=0.5) as master,
+        Node(folder, master, "n0", size=8 * MIB, **disk) as node,
+    ):
+        yield master, node
+
+
+def disk_of(store: Store) -> DiskStatus | None:
+    with contextlib.suppress(MoonpoolError):
+        disks = store.status().disks
+        return disks[0] if disks and disks[0].ready else None
+    return None
+
+
+def on_disk(store: Store) -> int:
+    found = disk_of(store)
+    return 0 if found is None else found.objects
+
+
+def put_slowly(store: Store, keys: list[str], values: list[bytes]) -> None:
+    """Put objects no faster than memory is emptied onto the disk."""
+    for key, value in zip(keys, values, strict=True):
+        assert store.put_batch([key], [value]) == [0]
+        eventually("there is room", lambda: store.status().segments[0].used_bytes < 6 * MIB)
+
+
+def same(store: Store, keys: list[str], values: list[bytes]) -> bool:
+    with contextlib.suppress(MoonpoolError):
+        return store.get_batch(keys) == values
+    return False
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+@pytest.mark.parametrize("policy", ["on-evict", "write-through"])
+def test_three_times_what_memory_holds_can_be_had(tmp_path: Path, policy: str, way: str) -> None:
+    with (
+        disk_pool(tmp_path, ssd_policy=policy) as (master, _node),
+        Store.connect(master.address, transports=(way,)) as store,
+    ):
+        put_slowly(store, KEYS, VALUES)
+        assert all(store.exists_batch(KEYS))
+        status = store.status()
+        assert status.counters.get("evicted_unsaved", 0) == 0, status.counters
+        assert status.disk_only > COUNT // 2
+        for _ in range(2):
+            for first in range(0, COUNT, 12):
+                some = slice(first, first + 12)
+                assert store.get_batch(KEYS[some]) == VALUES[some]
+        assert store.get(KEYS[0]) == VALUES[0]
+        assert store.status().counters["promotions"] >= COUNT
+        assert store.remove_all() == COUNT
+        assert not any(store.exists_batch(KEYS))
+        eventually("the disk has forgotten them", lambda: on_disk(store) == 0)
+
+
+def test_a_killed_node_has_its_disk_back_and_a_clean_end_keeps_it(tmp_path: Path) -> None:
+    with (
+        disk_pool(tmp_path, ssd_policy="write-through") as (master, node),
+        Store.connect(master.address) as store,
+    ):
+        put_slowly(store, KEYS, VALUES)
+        eventually("all are on disk", lambda: on_disk(store) == COUNT)
+        store.remove(KEYS[5])
+        eventually("one is not", lambda: on_disk(store) == COUNT - 1)
+        # The removal is written down by a thread of the node.
+        node.kill()
+        eventually("its objects are gone", lambda: not any(store.exists_batch(KEYS)))
+        node.start()
+        eventually("they are back", lambda: same(store, KEYS[180:], VALUES[180:]))
+        assert store.get_batch(KEYS[6:18]) == VALUES[6:18]
+        assert node.end() == 0
+        assert not list(node.segment_dir.rglob("*.seg"))
+        eventually("its objects are gone", lambda: not any(store.exists_batch(KEYS)))
+        node.start()
+        eventually("those on disk are back", lambda: on_disk(store) == COUNT - 1)
+        assert store.get_batch(KEYS[20:32]) == VALUES[20:32]
+
+
+def test_a_new_master_learns_what_is_on_the_disk(tmp_path: Path) -> None:
+    with (
+        disk_pool(tmp_path) as (master, _node),
+        Store.connect(master.address) as store,
+    ):
+        put_slowly(store, KEYS, VALUES)
+        master.kill()
+        master.start()
+        eventually("the node is back", lambda: on_disk(store) > COUNT // 2)
+        eventually("all are there", lambda: all(store.exists_batch(KEYS)))
+        for first in range(0, COUNT, 12):
+            some = slice(first, first + 12)
+            assert store.get_batch(KEYS[some]) == VALUES[some]
+
+
+def test_damage_on_disk_is_a_miss_and_never_wrong_bytes(tmp_path: Path) -> None:
+    with (
+        disk_pool(tmp_path) as (master, node),
+        Store.connect(master.address) as store,
+    ):
+        put_slowly(store, KEYS, VALUES)
+        assert node.end() == 0
+        data = sorted((tmp_path / "ssd").rglob("*.data"))
+        raw = bytearray(data[0].read_bytes())
+        # The first MiB is damaged; what is behind it is not.
+        raw[: 1 * MIB : 512] = bytes(255 - byte for byte in raw[: 1 * MIB : 512])
+        data[0].write_bytes(raw)
+        node.start()
+        eventually("the disk is back", lambda: on_disk(store) > 0)
+        there = [key for key, yes in zip(KEYS, store.exists_batch(KEYS), strict=True) if yes]
+        values = dict(zip(KEYS, VALUES, strict=True))
+        got = {key: store.get_batch([key])[0] for key in there}
+        lost = [key for key, value in got.items() if value is None]
+        assert 6 <= len(lost) <= 12
+        assert all(got[key] == values[key] for key in there if key not in lost)
+        assert store.status().counters["disk_corrupt"] == len(lost)
+        assert not any(store.exists_batch(lost))
+        assert node.text().count("is not what was put") == 1
+
+
+def test_two_nodes_never_share_a_directory(tmp_path: Path) -> None:
+    with disk_pool(tmp_path) as (_master, node):
+        keys = node.keys | {"segment_dir": tmp_path / "elsewhere", "port": 0}
+        ended = subprocess.run(
+            [sys.executable, "-m", "moonpool.node", *(f"{k}={v}" for k, v in keys.items())],
+            env=environment(),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 2
+        assert b"is in use by a node" in ended.stderr
