@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from aiohttp import web
@@ -306,3 +307,5 @@ def test_a_service_s_label_and_ports_tell_the_role() -> None:
         Named("http://[fd00::1]:8000", "prefill", "http://[fd00::1]:8998"),
     ]
     assert parse_service("prod/p,d:http") == Service("prod", "p,d", "http")
+    url = HttpSliceApi("http://api", Service("prod", "p,d"))._url
+    assert unquote(url.partition("labelSelector=")[2]) == "kubernetes.io/service-name in (p,d)"

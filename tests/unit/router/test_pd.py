@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import aiohttp
@@ -377,3 +378,45 @@ async def test_an_engine_without_block_ids_hands_over_through_the_pool() -> None
         p.go_on.set()
         assert (await asked)[0] == 200
         assert d.bodies[1]["kv_transfer_params"]["do_remote_prefill"] is True
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_breaks_nothing_is_left_over(seed: int) -> None:
+    """Engines hang up, refuse and stall at random, clients leave: no load is counted twice or kept,
+    and whoever stays gets an answer."""
+    dice = random.Random(seed)
+
+    async def trouble(at: House) -> None:
+        while True:
+            each = dice.choice([*at.ps, *at.ds])
+            each.hang_up, each.status = dice.random() < 0.2, dice.choice((200, 200, 200, 503, 500))
+            (each.go_on.set if dice.random() < 0.7 else each.go_on.clear)()
+            await asyncio.sleep(0.002)
+
+    async def client(at: House) -> int:
+        await asyncio.sleep(dice.random() * 0.3)
+        try:
+            async with asyncio.timeout(0.05 if dice.random() < 0.2 else None):
+                status, _ = await _ask(at, content=dice.random())
+        except TimeoutError:
+            return 0
+        return status
+
+    async with house(3, 3, policy=dice.choice(("prefix", "round_robin"))) as at:
+        making = asyncio.create_task(trouble(at))
+        clients = [asyncio.create_task(client(at)) for _ in range(60)]
+        await asyncio.sleep(0.4)
+        making.cancel()
+        await asyncio.wait([making])
+        for each in (*at.ps, *at.ds):
+            each.hang_up, each.status = False, 200
+            each.go_on.set()
+        found = await asyncio.gather(*clients)
+        assert {*found} <= {0, 200, 500, 502, 503}
+        assert 200 in found
+        async with asyncio.timeout(WAIT_S):
+            while at.front.admission.in_flight:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for instance in at.front.instances:
+            assert not instance.queue.work_s
+            assert not instance.waits
