@@ -128,6 +128,10 @@ class Handoffs(RuleBasedStateMachine):
     )
     def tell(self, transfer: str, number: int, state: int, peer: str) -> None:
         known = self.known.get(transfer)
+        new = known is None or (peer, number) not in known.holders
+        if state == m.OPEN and new and len(self.held()) >= CONFIG.handoffs_max:
+            assert self.ask(m.Tell([m.News(transfer, number, state)]), peer) == m.Done()
+            return
         if known is None and len(self.known) >= CONFIG.handoffs_max:
             oldest = next((name for name, each in self.known.items() if not each.holders), None)
             if oldest is not None:

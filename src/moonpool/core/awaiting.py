@@ -46,7 +46,7 @@ def wait(state: State, request: Await, peer: str) -> Awaited | Parked | Failed:
     now = _answer(state, keys, transfer)
     if now.count or now.state in (ENDED, FAILED) or wait_s <= 0:
         return now
-    if not state.handoffs.has_room(peer):
+    if not state.handoffs.has_room(peer, keys):
         return Failed(codes.NO_SPACE, "too many wait already")
     state.counters["awaits_parked"] += 1
     until = state.now + min(wait_s, state.config.await_s_max)

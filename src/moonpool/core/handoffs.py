@@ -35,6 +35,11 @@ class Waiter(msgspec.Struct, eq=False):
     transfer: str
     until: float
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its keys."""
+        return sum(map(len, self.keys))
+
 
 class Handoff(msgspec.Struct, eq=False):
     """One id. ``holders``: (peer, its number) of those who work for it, with when they last said
@@ -56,7 +61,8 @@ class Handoffs:
         self._waiters: dict[int, Waiter] = {}
         self._by_key: dict[bytes, dict[int, None]] = {}
         self._by_transfer: dict[str, dict[int, None]] = {}
-        self._by_peer: dict[str, int] = {}
+        self._by_peer: dict[str, tuple[int, int]] = {}
+        self._nbytes = self._holders = 0
         self._heap: list[tuple[float, int]] = []
         self._ready: list[Waiter] = []
         self._numbers = 0
@@ -77,6 +83,9 @@ class Handoffs:
     def tell(self, news: News, peer: str, now: float) -> bool:
         """Take in what a peer says; False when there is no room for another id."""
         known = self._known.get(news.transfer)
+        new = known is None or (peer, news.number) not in known.holders
+        if news.state == OPEN and new and self._holders >= self._config.handoffs_max:
+            return False
         if known is None:
             if len(self._known) >= self._config.handoffs_max and not self._make_room():
                 return False
@@ -85,6 +94,7 @@ class Handoffs:
         if news.state == OPEN:
             known.state = OPEN
             self._lost.pop(peer, None)
+            self._holders += new
             known.holders[peer, news.number] = now
             self._held.setdefault(peer, set()).add((news.transfer, news.number))
         else:
@@ -107,7 +117,7 @@ class Handoffs:
 
     def _close(self, transfer: str, holder: tuple[str, int], state: int, now: float) -> None:
         known = self._known[transfer]
-        known.holders.pop(holder, None)
+        self._holders -= known.holders.pop(holder, None) is not None
         held = self._held.get(holder[0])
         if held is not None:
             held.discard((transfer, holder[1]))
@@ -131,11 +141,15 @@ class Handoffs:
 
     # --- waiters --------------------------------------------------------------------------------
 
-    def has_room(self, peer: str) -> bool:
-        """Tell whether one more may wait."""
+    def has_room(self, peer: str, keys: list[bytes]) -> bool:
+        """Tell whether one more may wait for these keys."""
+        config, nbytes = self._config, sum(map(len, keys))
+        count, of_peer = self._by_peer.get(peer, (0, 0))
         return (
-            len(self._waiters) < self._config.waiters_max
-            and self._by_peer.get(peer, 0) < self._config.waiters_per_peer_max
+            len(self._waiters) < config.waiters_max
+            and count < config.waiters_per_peer_max
+            and self._nbytes + nbytes <= config.waiter_bytes_max
+            and of_peer + nbytes <= config.waiter_bytes_max // 4
         )
 
     def wait(self, keys: list[bytes], transfer: str, peer: str, until: float) -> int:
@@ -146,7 +160,7 @@ class Handoffs:
         self._by_key.setdefault(keys[0], {})[waiter.number] = None
         if transfer:
             self._by_transfer.setdefault(transfer, {})[waiter.number] = None
-        self._by_peer[peer] = self._by_peer.get(peer, 0) + 1
+        self._account(waiter, 1)
         if len(self._heap) > _COMPACT_MIN + 2 * len(self._waiters):
             self._heap = [entry for entry in self._heap if entry[1] in self._waiters]
             heapify(self._heap)
@@ -198,27 +212,31 @@ class Handoffs:
         _drop(self._by_key, waiter.keys[0], number)
         if waiter.transfer:
             _drop(self._by_transfer, waiter.transfer, number)
-        rest = self._by_peer[waiter.peer] - 1
-        if rest:
-            self._by_peer[waiter.peer] = rest
-        else:
-            del self._by_peer[waiter.peer]
+        self._account(waiter, -1)
         return waiter
+
+    def _account(self, waiter: Waiter, sign: int) -> None:
+        count, nbytes = self._by_peer.pop(waiter.peer, (0, 0))
+        self._nbytes += sign * waiter.nbytes
+        if count + sign:
+            self._by_peer[waiter.peer] = count + sign, nbytes + sign * waiter.nbytes
 
     def validate(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
         by_key: dict[bytes, set[int]] = {}
         by_transfer: dict[str, set[int]] = {}
-        by_peer: dict[str, int] = {}
+        by_peer: dict[str, tuple[int, int]] = {}
         for number, waiter in self._waiters.items():
             assert waiter.number == number
             by_key.setdefault(waiter.keys[0], set()).add(number)
             if waiter.transfer:
                 by_transfer.setdefault(waiter.transfer, set()).add(number)
-            by_peer[waiter.peer] = by_peer.get(waiter.peer, 0) + 1
+            count, nbytes = by_peer.get(waiter.peer, (0, 0))
+            by_peer[waiter.peer] = count + 1, nbytes + waiter.nbytes
         assert {key: set(numbers) for key, numbers in self._by_key.items()} == by_key
         assert {name: set(numbers) for name, numbers in self._by_transfer.items()} == by_transfer
         assert self._by_peer == by_peer
+        assert self._nbytes == sum(each for _, each in by_peer.values())
         assert {number for _, number in self._heap} >= set(self._waiters)
         assert len(self._waiters) <= self._config.waiters_max
         held: dict[str, set[tuple[str, int]]] = {}
@@ -230,6 +248,7 @@ class Handoffs:
             waits = self._by_transfer.get(transfer)
             assert not waits or known.state == OPEN
         assert self._held == held
+        assert self._holders == sum(map(len, held.values())) <= self._config.handoffs_max
         assert set(self._lost) <= set(held)
         assert len(self._known) <= self._config.handoffs_max
 

@@ -37,6 +37,8 @@ class MasterConfig:
     """Objects looked at for one page of List."""
     waiters_max: int = 65_536
     waiters_per_peer_max: int = 8_192
+    waiter_bytes_max: int = 1 << 26
+    """Of the keys of all that wait; a quarter of it for one peer."""
     await_s_max: float = 30.0
     """Longer waits are cut to this."""
     handoffs_max: int = 65_536

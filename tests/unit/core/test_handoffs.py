@@ -147,6 +147,21 @@ def test_an_engine_that_says_nothing_any_more_has_failed(driver: Waiting) -> Non
     assert driver.state.handoffs.count == 0
 
 
+def test_what_waiters_and_engines_can_take_of_the_masters_memory_is_bounded() -> None:
+    driver = Waiting(waiter_bytes_max=4 * 4 * len(KEYS[0]), handoffs_max=3)
+    driver.park(*KEYS)
+    driver.expect(m.Failed, m.Await(KEYS[:1], "", 5), "d")
+    for peer in ("e", "f", "g"):
+        driver.park(*KEYS, peer=peer)
+    driver.expect(m.Failed, m.Await(KEYS[:1], "", 5), "h")
+    for number in range(5):
+        driver.tell(m.OPEN, number=number)
+    assert driver.count("handoff_news_refused") == 2
+    driver.tell(m.ENDED, number=1)
+    driver.tell(m.OPEN, number=7)
+    assert driver.count("handoff_news_refused") == 2
+
+
 def test_whose_connection_ends_waits_no_more(driver: Waiting) -> None:
     numbers = [driver.park(*KEYS), driver.park(*KEYS)]
     driver.ask(m.WaitersGone([*numbers, 77]), "")
