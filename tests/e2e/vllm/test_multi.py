@@ -355,8 +355,10 @@ def test_nothing_that_clients_write_into_the_parameters_hurts(trio: Trio) -> Non
     tokens = prompt(20, 300)
     told = trio.prefill.complete(tokens, 1, kv_transfer_params=REMOTE_DECODE)["params"]
     whole = [
-        one if "do_remote_prefill" in one or "do_remote_decode" in one else told | one
-        for one in HOSTILE
+        one
+        if "do_remote_prefill" in one or "do_remote_decode" in one
+        else told | {"remote_request_id": f"other-{n}"} | one
+        for n, one in enumerate(HOSTILE)
     ]
     prompts = [prompt(30 + n, 300) for n in range(len(whole))]
     with ThreadPoolExecutor(4) as threads:
@@ -374,6 +376,17 @@ def test_nothing_that_clients_write_into_the_parameters_hurts(trio: Trio) -> Non
     assert trio.joined.metric("vllm:moonpool_errors_total") == 0
     for one in (prompts[0], prompts[10], tokens):
         assert difference(trio.joined.complete(one), trio.plain(one)) < SAME
+
+
+def test_several_answers_to_one_prompt_are_fetched_once(trio: Trio) -> None:
+    """vLLM makes a request of each, all with the same parameters; P keeps its blocks for one."""
+    tokens = prompt(58, 300)
+    told = trio.prefill.complete(tokens, 1, kv_transfer_params=REMOTE_DECODE)["params"]
+    status, body = trio.joined.post(tokens, n=3, kv_transfer_params=told)
+    assert status == 200
+    plain = trio.plain(tokens)
+    for choice in body["choices"]:
+        assert difference(read({**body, "choices": [choice]}), plain) < SAME
 
 
 def test_a_killed_prefill_costs_a_recompute(trio: Trio) -> None:

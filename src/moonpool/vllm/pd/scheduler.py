@@ -18,7 +18,7 @@ from moonpool.vllm.pd.params import Asked, Dialect
 from moonpool.vllm.pd.peers import PeerSettings
 from moonpool.vllm.pd.quarantine import Quarantine
 from moonpool.vllm.pd.suffix import Suffix
-from moonpool.vllm.pd.transfers import Transfers
+from moonpool.vllm.pd.transfers import Fetched, Transfers
 from moonpool.vllm.stats import Tally
 
 REASONS_LOGGED = 64
@@ -57,7 +57,7 @@ class PDScheduler:
         self._planned = ("", 0)
         self._begun: set[str] = set()
         self._sending: dict[str, int] = {}
-        self._transfers = Transfers()
+        self._transfers, self._fetched = Transfers(), Fetched()
         self._block_pool: Any = None
         self._refused = 0
 
@@ -88,6 +88,8 @@ class PDScheduler:
             self._peer.on_new_request(request)
 
     def _accepted(self, request: Any, params: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        if params["do_remote_prefill"] and not self._fetched.first(params):
+            return None, "fetched before"
         transfer = params.get("transfer_id")
         if not params["do_remote_decode"] or transfer is None:
             return params, ""

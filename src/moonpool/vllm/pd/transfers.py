@@ -1,6 +1,11 @@
-"""The ``transfer_id`` values that are in use on an instance that sends."""
+"""Which transfers an instance that sends has in use, and which one that receives has made."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+FETCHED_MAX = 16_384
 
 
 class Transfers:
@@ -35,3 +40,26 @@ class Transfers:
         for transfer in self._resting[1]:
             del self._owners[transfer]
         self._resting = ([], self._resting[0])
+
+
+class Fetched:
+    """What was fetched from other instances: a second time there is something else in its place.
+
+    A request for several answers (``n``) comes as several, all with the same parameters.
+    """
+
+    def __init__(self, limit: int = FETCHED_MAX) -> None:
+        """Remember the newest ``limit``."""
+        self._limit = limit
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def first(self, params: dict[str, Any]) -> bool:
+        """Return whether these parameters have not been used before; they are now."""
+        name = params.get("transfer_id") or params.get("remote_request_id")
+        key = (str(params.get("remote_engine_id")), str(name))
+        if key in self._seen:
+            return False
+        self._seen[key] = None
+        if len(self._seen) > self._limit:
+            self._seen.popitem(last=False)
+        return True

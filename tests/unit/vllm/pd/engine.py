@@ -61,7 +61,8 @@ class PDRequest(FakeRequest):
 def receives(name: str, tokens: int = 20, first: int = 0) -> PDRequest:
     """A request whose prompt another instance has computed."""
     blocks = [[100 + n for n in range(-(-tokens // BLOCK))]]
-    return PDRequest(name, tokens, RECEIVES | {"remote_block_ids": blocks}, first)
+    there = {"remote_block_ids": blocks, "remote_request_id": f"p-{name}"}
+    return PDRequest(name, tokens, RECEIVES | there, first)
 
 
 class Blocks:

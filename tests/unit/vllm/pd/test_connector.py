@@ -284,6 +284,15 @@ def test_parameters_that_make_no_sense_make_a_plain_request(engine: PDEngine, pa
     assert engine.peer.notified == []
 
 
+def test_what_was_fetched_once_is_not_there_any_more(engine: PDEngine) -> None:
+    """The second of a request's two answers (n = 2) computes for itself."""
+    first, second = receives("r"), receives("s")
+    second.kv_transfer_params = dict(first.kv_transfer_params)
+    assert engine.add(first) == ALL * BLOCK
+    assert engine.add(second) == 0
+    assert second.kv_transfer_params is None
+
+
 def test_counts_are_kept(engine: PDEngine) -> None:
     fill_pool(engine)
     start(engine)

@@ -61,6 +61,12 @@ def test_what_a_nixl_prefill_answers_passes() -> None:
     assert found == {key: value for key, value in NIXL_RECEIVES.items() if key not in gone}
 
 
+def test_vllms_own_request_to_let_go_passes() -> None:
+    """Sent for a request that was refused before it had a prompt; names all of P's blocks."""
+    found, why = Dialect("nixl", "kv_both").clean(NIXL_RECEIVES, Asked(1, 1))
+    assert (len(found or {}), why) == (11, "")
+
+
 @pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": False}, {"other": 1}])
 @pytest.mark.parametrize("peer", ["nixl", "mooncake"])
 def test_requests_that_ask_for_nothing_are_plain_requests(peer: str, params: Any) -> None:
@@ -74,6 +80,8 @@ def test_requests_that_ask_for_nothing_are_plain_requests(peer: str, params: Any
         ({"do_remote_prefill": 1}, "neither true nor false"),
         ({"remote_block_ids": []}, "one list"),
         ({"remote_block_ids": [[1, 2, 3]]}, "the prompt's 4 blocks"),
+        ({"remote_block_ids": [[1, 2, 3, 4, 5]]}, "the prompt's 4 blocks"),
+        ({"remote_num_tokens": 99}, "remote_num_tokens"),
         ({"remote_block_ids": [[1, 2, 3, -4]]}, "something else than block numbers"),
         ({"remote_block_ids": [[1, 2, 3, 1 << 31]]}, "something else than block numbers"),
         ({"remote_block_ids": [[1, 2, 3, True]]}, "something else than block numbers"),
