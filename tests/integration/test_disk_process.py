@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from moonpool import MoonpoolError, Store
+from moonpool.core.keys import pack
 from moonpool.core.messages import DiskStatus
 from tests.integration.processes import Master, Node, environment, eventually
 
@@ -52,6 +53,10 @@ def put_slowly(store: Store, keys: list[str], values: list[bytes]) -> None:
         eventually("there is room", lambda: store.status().segments[0].used_bytes < 6 * MIB)
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
 def same(store: Store, keys: list[str], values: list[bytes]) -> bool:
     with contextlib.suppress(MoonpoolError):
         return store.get_batch(keys) == values
@@ -81,6 +86,33 @@ def test_three_times_what_memory_holds_can_be_had(tmp_path: Path, policy: str, w
         eventually("the disk has forgotten them", lambda: on_disk(store) == 0)
 
 
+def test_a_prefetch_brings_a_prefix_before_it_is_asked_for(tmp_path: Path) -> None:
+    space, names = b"s" * 16, [bytes((i,)) * 16 for i in range(COUNT)]
+    keys = [pack(name, space) for name in names]
+    with (
+        disk_pool(tmp_path) as (master, _node),
+        Store.connect(master.address) as near,
+        Store.connect(master.address) as far,
+    ):
+        far._channel._board = None  # type: ignore[attr-defined]  # as from another host
+        for key, value in zip(keys, VALUES, strict=True):
+            near.put_batch([key], [value])
+            eventually("room", lambda: near.status().segments[0].used_bytes < 6 * MIB)
+        for store, first in ((near, 0), (far, 16)):
+            prefix = b"".join(names[first : first + 16])
+            assert store.match_digests(space, prefix) == 16
+            eventually("it is known", lambda s=store, p=prefix: s.prefetch(space, p) > 0)  # type: ignore[misc]
+            some = range(first, first + 16)
+            eventually("in memory", lambda s=some: all(near.stat(keys[i]).segments for i in s))  # type: ignore[misc]
+            assert store.prefetch(space, prefix) == 0
+        metrics = master.http("/metrics").decode()
+        assert 'moonpool_disk_objects{node="n0",policy="on-evict"}' in metrics
+        assert near.remove_all() == COUNT
+        eventually("nothing is on disk", lambda: near.status().disk_only == 0)
+        eventually("nor seen there", lambda: not near._channel.board().any_on_disk())  # type: ignore[union-attr]
+        assert near.prefetch(space, names[0]) == 0
+
+
 def test_a_killed_node_has_its_disk_back_and_a_clean_end_keeps_it(tmp_path: Path) -> None:
     with (
         disk_pool(tmp_path, ssd_policy="write-through") as (master, node),
@@ -88,9 +120,11 @@ def test_a_killed_node_has_its_disk_back_and_a_clean_end_keeps_it(tmp_path: Path
     ):
         put_slowly(store, KEYS, VALUES)
         eventually("all are on disk", lambda: on_disk(store) == COUNT)
+        indexes = list((tmp_path / "ssd").rglob("*.index"))
+        before = sum(map(_size, indexes))
         store.remove(KEYS[5])
         eventually("one is not", lambda: on_disk(store) == COUNT - 1)
-        # The removal is written down by a thread of the node.
+        eventually("that is written down", lambda: sum(map(_size, indexes)) > before)
         node.kill()
         eventually("its objects are gone", lambda: not any(store.exists_batch(KEYS)))
         node.start()

@@ -10,7 +10,7 @@ from moonpool.cli.output import NOT_WELL, fail, print_json, print_table, reports
 from moonpool.cli.pool import Json, Master, connect
 
 if TYPE_CHECKING:
-    from moonpool.core.messages import SegmentStatus
+    from moonpool.core.messages import DiskStatus, SegmentStatus
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,8 @@ def status(as_json: Json = False, master: Master = None) -> None:
         found = store.status()
     if as_json:
         plain = {name: getattr(found, name) for name in found.__struct_fields__}
-        print_json({**plain, "segments": [_plain(segment) for segment in found.segments]})
+        segments, disks = map(_plain, found.segments), map(_plain, found.disks)
+        print_json({**plain, "segments": [*segments], "disks": [*disks]})
     else:
         typer.echo(
             f"master: epoch {found.epoch}, up {found.uptime_s:.0f} s; {found.objects} objects, "
@@ -35,6 +36,19 @@ def status(as_json: Json = False, master: Master = None) -> None:
         )
         headings = ["segment", "node", "address", "used", "of", "objects", "state"]
         print_table(headings, [_row(segment) for segment in found.segments])
+        if found.disks:
+            headings = [
+                "disk of",
+                "policy",
+                "used",
+                "of",
+                "objects",
+                "to disk",
+                "from disk",
+                "state",
+            ]
+            print_table(headings, [_disk_row(disk) for disk in found.disks])
+            typer.echo(f"{found.disk_only:,} objects are on disk only")
         counters = [[name, f"{value:,}"] for name, value in sorted(found.counters.items()) if value]
         if counters:
             print_table(["counter", "since the master's start"], counters)
@@ -54,7 +68,20 @@ def _row(segment: SegmentStatus) -> list[str]:
     ]
 
 
-def _plain(segment: SegmentStatus) -> dict[str, Any]:
+def _disk_row(disk: DiskStatus) -> list[str]:
+    return [
+        disk.info.node,
+        disk.info.policy,
+        size_text(disk.used_bytes),
+        size_text(disk.info.capacity_bytes),
+        f"{disk.objects:,}",
+        size_text(disk.offloading_bytes),
+        size_text(disk.promoting_bytes),
+        "ready" if disk.ready else "announcing",
+    ]
+
+
+def _plain(segment: SegmentStatus | DiskStatus) -> dict[str, Any]:
     info = {name: getattr(segment.info, name) for name in segment.info.__struct_fields__}
     rest = {name: getattr(segment, name) for name in segment.__struct_fields__ if name != "info"}
     return {**info, **rest}

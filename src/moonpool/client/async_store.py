@@ -148,6 +148,12 @@ class AsyncStore:
         """See ``Store.match_digests``."""
         return self._run(self.store.match_digests, namespace, digests, stride, digest_bytes)
 
+    def prefetch(
+        self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
+    ) -> Awaitable[int]:
+        """See ``Store.prefetch``."""
+        return self._run(self.store.prefetch, namespace, digests, stride, digest_bytes)
+
     # --- zero copy ----------------------------------------------------------------------------
 
     def register_buffer(self, buffer: Buffer) -> None:

@@ -24,6 +24,7 @@ from moonpool.errors import ProtocolError
 from moonpool.protocol.board import (
     BEAT_AT,
     CLOSED,
+    DISKS_AT,
     HEADER_BYTES,
     NEXT_AT,
     STALE_S,
@@ -59,6 +60,10 @@ class Board:
         if file is None:
             return None
         return prefix(file.table, self._marker, namespace, digests, stride)
+
+    def any_on_disk(self) -> bool:
+        """Tell whether any object is on a disk only."""
+        return self._file.word(DISKS_AT) > 0
 
     def has(self, key: bytes) -> bool | None:
         """Tell whether a packed key is there, None if it cannot be told."""

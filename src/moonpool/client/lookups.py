@@ -22,6 +22,7 @@ from moonpool.core.messages import (
     Matched,
     MatchKeys,
     ObjectInfo,
+    Prefetch,
     Remove,
     RemoveAll,
     Stat,
@@ -38,6 +39,7 @@ class Lookups:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._disks = False
 
     def exists(self, key: AnyKey) -> bool:
         """Tell whether the object can be read. Changes nothing."""
@@ -84,6 +86,21 @@ class Lookups:
             if count is not None:
                 return count
         request = Match(namespace, bytes(digests), digest_bytes, stride)
+        answer = expect(Matched, self._channel.call(request))
+        self._disks = answer.disks
+        return answer.count
+
+    def prefetch(
+        self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
+    ) -> int:
+        """Have what only disks hold of a prefix read into memory, as it will be asked for; return
+        how many objects are on their way now. Arguments are as of ``match_digests``, by which the
+        prefix was found. Costs nothing in a pool without disks.
+        """
+        board = self._channel.board()
+        if not (self._disks if board is None else board.any_on_disk()):
+            return 0
+        request = Prefetch(namespace, bytes(digests), digest_bytes, stride)
         return expect(Matched, self._channel.call(request)).count
 
     def size(self, key: AnyKey) -> int:

@@ -6,6 +6,7 @@ former alone, and eviction, leases and reads are not concerned with disks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -97,6 +98,8 @@ class Disks:
         self.leaving_bytes = 0
         self.draining = False
         """Whether memory is being emptied down to the low watermark, a few objects at a time."""
+        self.hints: deque[tuple[bytes, float]] = deque()
+        """Keys to read ahead of use as soon as there is room, and when that is of no use more."""
         self.selective = False
         """Whether any disk wants to know what is used twice."""
         self._ghosts: dict[bytes, None] = {}

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from moonpool.core import awaiting, browse, codes, nodes, puts, reads, removal, shelving
+from moonpool.core import (
+    awaiting,
+    browse,
+    codes,
+    nodes,
+    promotion,
+    puts,
+    reads,
+    removal,
+    shelving,
+)
 from moonpool.core import messages as m
 from moonpool.core.marks import Marks
 from moonpool.core.room import evict_to_watermark
@@ -43,7 +53,15 @@ def _tick(state: State, _request: m.Tick, _peer: str) -> None:
     state.expire_leases()
     state.expire_puts()
     evict_to_watermark(state)
+    promotion.go_on(state)
     state.handoffs.expire(state.now)
+
+
+def _put_end(state: State, request: m.PutEnd, peer: str) -> m.Codes | m.Failed:
+    reply = puts.put_end(state, request, peer)
+    if state.disks.hints:
+        promotion.go_on(state)
+    return reply
 
 
 _VERBS: Final[dict[type[m.Message], _Verb]] = {
@@ -53,7 +71,7 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.GetSegments: nodes.get_segments,
     m.WriterGone: nodes.on_writer_gone,
     m.PutStart: puts.put_start,
-    m.PutEnd: puts.put_end,
+    m.PutEnd: _put_end,
     m.PutRevoke: puts.put_revoke,
     m.Match: reads.match,
     m.MatchKeys: reads.match_keys,

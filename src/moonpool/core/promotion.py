@@ -6,6 +6,8 @@ node meanwhile. Who wants such an object is told to ask again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from moonpool.core import codes
 from moonpool.core.checks import space_needed
 from moonpool.core.disks import OnDisk
@@ -17,6 +19,8 @@ from moonpool.core.state import State
 
 PROMOTED_RETRY_S = 0.002
 BUSY_RETRY_S = 0.01
+HINT_S = 10.0
+HINTS_MAX = 65_536
 BUSY, NO_ROOM, STARTED = range(3)
 
 
@@ -31,7 +35,10 @@ def bring(state: State, key: bytes) -> Located | None:
     if found is None:
         return None
     begun = start(state, found)
+    if begun == BUSY:
+        state.counters["promotions_waited"] += 1
     if begun == NO_ROOM:
+        state.counters["promotions_refused"] += 1
         # A lease or a put may end soon, or what has to leave memory be written.
         waits = (
             state.leases.count or state.puts or any(d.asked for d in state.disks.by_handle.values())
@@ -49,11 +56,9 @@ def start(state: State, found: OnDisk) -> int:
     """Have the node read an object that is only on its disk."""
     disk = state.disks.by_handle[found.disk]
     if disk.promoting_bytes and disk.promoting_bytes + found.size > disk.info.promote_bytes:
-        state.counters["promotions_waited"] += 1
         return BUSY
     place = _room(state, disk.peer, space_needed(found.key, found.size))
     if place is None:
-        state.counters["promotions_refused"] += 1
         return NO_ROOM
     capacity, slot = place
     state.generation += 1
@@ -78,6 +83,30 @@ def start(state: State, found: OnDisk) -> int:
     where = slot.segment, slot.index, slot.offset
     state.errands.promote(disk, Promotion(found.shelved, *where, capacity, put.generation))
     return STARTED
+
+
+def hint(state: State, keys: Iterable[bytes]) -> int:
+    """Read objects ahead of use, now or as soon as there is room; return how many are read now."""
+    hints, until = state.disks.hints, state.now + HINT_S
+    hints.extend((key, until) for key in keys)
+    while len(hints) > HINTS_MAX:
+        hints.pop()
+    return go_on(state)
+
+
+def go_on(state: State) -> int:
+    """Begin to read what was hinted at, as far as there is room; return how many objects."""
+    hints, started = state.disks.hints, 0
+    while hints:
+        key, until = hints[0]
+        found = state.disks.objects.get(key)
+        waits = state.index.find(key) is None and key not in state.in_progress
+        if found is not None and waits and until > state.now:
+            if start(state, found) != STARTED:
+                break
+            started += 1
+        hints.popleft()
+    return started
 
 
 def _room(state: State, peer: str, needed: int) -> tuple[int, Slot] | None:

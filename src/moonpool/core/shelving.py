@@ -70,6 +70,7 @@ def shelve(state: State, request: Shelve, peer: str) -> Announced | Failed:
             rejected.append(i)
         _settle(state, each.generation)
     disk.ready = disk.ready or request.last
+    promotion.go_on(state)
     return Announced(rejected)
 
 
@@ -162,15 +163,15 @@ def prefetch(state: State, request: Prefetch, _peer: str) -> Matched | Failed:
         return Failed(codes.INVALID, "too many digests, or too long a namespace")
     started = 0
     if state.disks.only:
+        wanted: list[bytes] = []
         for key in _prefix_keys(state, request):
             in_memory = state.index.find(key)
-            if in_memory is not None:
+            if in_memory is None:
+                wanted.append(key)
+            else:
                 # It is about to be used: what is brought in must not push it out.
                 in_memory.used = state.stamp()
-            elif key not in state.in_progress and (found := state.disks.objects.get(key)):
-                if promotion.start(state, found) != promotion.STARTED:
-                    break
-                started += 1
+        started = promotion.hint(state, wanted)
     state.counters["prefetches"] += 1
     state.counters["prefetched"] += started
     return Matched(started)

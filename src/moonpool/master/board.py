@@ -21,6 +21,7 @@ from moonpool.core.marks import U64
 from moonpool.protocol.board import (
     BEAT_AT,
     CLOSED,
+    DISKS_AT,
     HEADER_BYTES,
     NEXT_AT,
     Header,
@@ -79,9 +80,11 @@ class Board:
         if old is not None:
             old.end(CLOSED if self._file is None else self._number)
 
-    def beat(self) -> None:
-        """Say that the master is alive: call several times within STALE_S."""
+    def beat(self, on_disks_only: int = 0) -> None:
+        """Say that the master is alive, and how many objects are on disks only: call several times
+        within STALE_S."""
         if self._file is not None:
+            self._file.set(DISKS_AT, on_disks_only)
             self._file.set(BEAT_AT, time.monotonic_ns())
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ class PoolCollector(Collector):
         status = self._service.status()
         yield from _pool(status)
         yield from _segments(status)
+        yield from _disks(status)
         for name, count in sorted(status.counters.items()):
             yield CounterMetricFamily(f"moonpool_{name}", f"{name} since start.", value=count)
         yield from _requests(self._service.counts)
@@ -65,7 +66,8 @@ def _pool(status: Status) -> Iterator[Metric]:
         ("capacity_bytes", "Space for payloads in all segments.", capacity),
         ("used_bytes", "Space taken.", used),
         ("pending_bytes", "Space that waits for a writer to be gone.", pending),
-        ("objects", "Objects that can be read.", status.objects),
+        ("objects", "Objects in memory.", status.objects),
+        ("disk_only_objects", "Objects that are on a disk only.", status.disk_only),
         ("puts_in_progress", "Puts that were started and not ended.", status.puts_in_progress),
         ("leases", "Live leases.", status.leases),
         ("clients", "Clients that are connected.", status.clients),
@@ -84,6 +86,30 @@ def _segments(status: Status) -> Iterator[Metric]:
         used.add_metric(where, segment.used_bytes)
         ready.add_metric(where, float(segment.ready))
     yield from (capacity, used, ready)
+
+
+def _disks(status: Status) -> Iterator[Metric]:
+    labels = ("node", "policy")
+    families = [
+        ("capacity_bytes", "Space on a node's disk.", "capacity"),
+        ("used_bytes", "Bytes of the objects on it.", "used"),
+        ("objects", "Objects on it.", "objects"),
+        ("offloading_bytes", "On their way from memory.", "offloading"),
+        ("promoting_bytes", "On their way to memory.", "promoting"),
+    ]
+    for name, about, what in families:
+        family = GaugeMetricFamily(f"moonpool_disk_{name}", about, labels=labels)
+        for disk in status.disks:
+            values = {
+                "capacity": disk.info.capacity_bytes,
+                "used": disk.used_bytes,
+                "objects": disk.objects,
+                "offloading": disk.offloading_bytes,
+                "promoting": disk.promoting_bytes,
+            }
+            family.add_metric((disk.info.node, disk.info.policy), values[what])
+        if status.disks:
+            yield family
 
 
 def _requests(counts: Counts) -> Iterator[Metric]:

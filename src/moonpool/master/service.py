@@ -226,7 +226,7 @@ class Service:
         """Let time pass: call about ten times a second."""
         now = self.now()
         if self._board is not None:
-            self._board.beat()
+            self._board.beat(self.state.state.disks.only)
         for session in [s for s in self.sessions if s.stuck(now)]:
             self.refused(session, TimeoutError("it has been waited for too long"))
         self._event(Tick())

@@ -1,7 +1,7 @@
 """The file in which a master shows its clients on the same host which objects there are.
 
-A header page, then the table of ``core.marks``. Two words of the header change: when the master
-last said that it is alive, and which file continues this one.
+A header page, then the table of ``core.marks``. Three words of the header change: when the master
+last said that it is alive, which file continues this one, and how much is on disks only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ BEAT_AT = 128
 """Monotonic nanoseconds, u64."""
 NEXT_AT = 136
 """0, the number of the file that continues this one, or CLOSED."""
+DISKS_AT = 144
+"""How many objects are on disks only, u64; it may be a tenth of a second old."""
 CLOSED = (1 << 64) - 1
 STALE_S = 1.0
 """A table whose master has not been heard of for longer is not believed."""

@@ -31,6 +31,12 @@ class Pool(Protocol):
         """Return how many leading blocks are in the pool."""
         ...
 
+    def prefetch(
+        self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
+    ) -> int:
+        """Have what only disks hold of a prefix read into memory."""
+        ...
+
     @property
     def awaits(self) -> bool:
         """Whether the pool knows of handoffs."""

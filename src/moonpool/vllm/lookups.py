@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from moonpool.core.keys import DIGEST_BYTES
 from moonpool.errors import MoonpoolError
 from moonpool.vllm import objects
 from moonpool.vllm.courier import Courier
@@ -95,11 +96,11 @@ class Lookups:
 
     def _fetch(self, lookup: Lookup, namespace: bytes, hashes: list[bytes]) -> None:
         count: int | None = None
-        pool = self._link.get()
+        pool, digests = self._link.get(), pack_digests(hashes)
         try:
             if pool is not None:
                 began = self._clock()
-                count = int(pool.match_digests(namespace, pack_digests(hashes), self._stride))
+                count = int(pool.match_digests(namespace, digests, self._stride))
                 lookup.coming = self._coming(pool, namespace, hashes, count)
                 self._tally.observe("lookup_seconds", self._clock() - began)
                 self._link.worked()
@@ -109,6 +110,15 @@ class Lookups:
         finally:
             # Whatever happens, the scheduler must not wait for it any longer.
             lookup.answer(None if count is None else min(max(count, 0), len(hashes)))
+        if pool is not None and count:
+            self._prefetch(pool, namespace, digests[: count * DIGEST_BYTES])
+
+    def _prefetch(self, pool: Pool, namespace: bytes, digests: bytes) -> None:
+        """Have what is on disks read into memory while the request waits to be scheduled."""
+        try:
+            self._tally.count("prefetches", pool.prefetch(namespace, digests, self._stride))
+        except (MoonpoolError, OSError) as error:
+            self._link.failed(error)
 
     def _coming(self, pool: Pool, namespace: bytes, hashes: list[bytes], count: int) -> int:
         """Return the blocks that are there or being computed, whole objects."""

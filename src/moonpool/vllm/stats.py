@@ -10,6 +10,7 @@ COUNTERS = {
     "lookups": "prefix lookups sent to the master",
     "lookups_late": "lookups whose answer did not come while the engine could wait",
     "lookups_unavailable": "lookups not sent because the pool was out of reach",
+    "prefetches": "objects that were on disks only when a request that wants them arrived",
     "lookups_refused": "lookups not sent because too many were waiting",
     "lookups_failed": "lookups that ended in an error",
     "hit_tokens": "tokens that loads from the pool were planned for",

@@ -229,6 +229,29 @@ def test_prefetch_brings_what_memory_lacks_of_a_prefix() -> None:
     assert pool.expect(m.Matched, strided).count == 1
 
 
+def test_a_long_prefetch_goes_on_as_there_is_room() -> None:
+    pool = Pool(pages=8)
+    keys = blocks(5)
+    pool.mount_disk(m.ON_EVICT, *(shelved(key) for key in keys), promote=2 * PAGE)
+    request = m.Prefetch(NAMESPACE, digests(*range(5)), 16)
+    assert pool.expect(m.Matched, request).count == 2
+    seen = []
+    while items := pool.promotions():
+        seen += [item.object.key for item in items]
+        for item in items:
+            pool.read(item)
+        pool.tick()
+    assert seen == keys
+    assert not pool.state.disks.hints
+    pool.remove(*keys)
+    pool.mount_disk(m.ON_EVICT, *(shelved(key) for key in keys), promote=2 * PAGE)
+    pool.expect(m.Matched, request)
+    (first, _) = pool.promotions()
+    pool.tick(11.0)
+    pool.read(first)
+    assert pool.promotions() == []
+
+
 def test_a_hold_brings_objects_too() -> None:
     pool = Pool(pages=8)
     pool.mount_disk(m.ON_EVICT, shelved(B))

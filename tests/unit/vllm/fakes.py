@@ -44,6 +44,7 @@ class FakePool:
         self.closed = False
         self.removed: list[bytes] = []
         self.lookups = 0
+        self.prefetched: list[int] = []
         self.puts = 0
         self.gets: list[list[bytes]] = []
         self.gate: threading.Event | None = None
@@ -94,6 +95,13 @@ class FakePool:
             raise self.raises
         if self.down:
             raise MasterUnreachableError("no master")
+
+    def prefetch(
+        self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
+    ) -> int:
+        self._up()
+        self.prefetched.append(len(digests) // digest_bytes)
+        return 0
 
     def match_digests(
         self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
