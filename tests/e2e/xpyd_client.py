@@ -130,7 +130,8 @@ async def chat(http: aiohttp.ClientSession, url: str, salt: str, *, stream: bool
 
 
 async def message(http: aiohttp.ClientSession, url: str) -> tuple[str, int, int]:
-    """Return an answer of Anthropic's API, and how much of the prompt was computed and cached."""
+    """Return an answer of Anthropic's API, and how many tokens its prompt and what of it was
+    cached have."""
     body = {key: CHAT[key] for key in ("model", "max_tokens")} | {"temperature": 0}
     body["messages"] = [{"role": "user", "content": "The other lake, then? " * 12}]
     async with asyncio.timeout(WAIT_S), http.post(f"{url}/v1/messages", json=body) as response:
@@ -138,4 +139,5 @@ async def message(http: aiohttp.ClientSession, url: str) -> tuple[str, int, int]
         answer = await response.json()
     usage = answer["usage"]
     text = "".join(part.get("text", "") for part in answer["content"])
-    return text, usage["input_tokens"], usage.get("cache_read_input_tokens") or 0
+    read, created = (usage.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
+    return text, usage["input_tokens"] + created + read, read

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+INPUT, READ = "input_tokens", "cache_read_input_tokens"
+MESSAGE_COUNTS = (INPUT, "cache_creation_input_tokens", READ)
 _NAME = b'"cache_read_input_tokens"'
 _DATA = b"data: "
 # No event of a stream is that long, nor should an answer be; what is goes on as it is.
@@ -14,12 +16,13 @@ _decode = msgspec.json.Decoder()
 
 
 class MessageTokens:
-    """As CachedTokens, for answers of ``/v1/messages``: what is not counted as cached any more is
-    counted as input. Lengths change; lines are held back to their ends, whole answers to theirs.
+    """As CachedTokens, for answers of ``/v1/messages``: ``prompt`` is how the prefilling engine
+    counted the prompt, empty while it has not; then all of it is input. Lengths change; lines are
+    held back to their ends, whole answers to theirs.
     """
 
     def __init__(self, *, stream: bool) -> None:
-        self.cached: int | None = None
+        self.prompt: dict[str, int] = {}
         self._stream = stream
         self._held = b""
 
@@ -63,9 +66,14 @@ class MessageTokens:
         usage = holder.get("usage")
         if not isinstance(usage, dict):
             return False
-        read, rest = usage.get("cache_read_input_tokens"), usage.get("input_tokens")
+        read, rest = usage.get(READ), usage.get(INPUT)
         if type(read) is not int or type(rest) is not int:
             return False
-        before = min(read, self.cached or 0)
-        usage |= {"cache_read_input_tokens": before, "input_tokens": rest + read - before}
+        if self.prompt.get(READ, 0) > read:
+            # It has computed the prompt for itself after all.
+            return False
+        counts = self.prompt or {INPUT: rest + read}
+        for name in MESSAGE_COUNTS:
+            usage.pop(name, None)
+        usage |= counts
         return True

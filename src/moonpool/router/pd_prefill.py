@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
@@ -14,6 +14,7 @@ import msgspec
 from moonpool.router import presence
 from moonpool.router import upstream as up
 from moonpool.router.instance import Instance, Ticket
+from moonpool.router.pd_messages import MESSAGE_COUNTS
 
 ANSWER_BYTES_MAX = 16 << 20
 BUSY = frozenset((429, 502, 503, 504))
@@ -40,11 +41,12 @@ class PrefillFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the engine said: cached prompt tokens, None if it does not say, and what the decoding
-    engine is to be told, None if nothing."""
+    """What the engine said: cached prompt tokens, None if it does not say; what the decoding engine
+    is to be told, None if nothing; and how Anthropic's API counts the prompt."""
 
     cached: int | None
     params: dict[str, Any] | None
+    prompt: dict[str, int] = field(default_factory=dict)
 
 
 class _Details(msgspec.Struct):
@@ -53,6 +55,8 @@ class _Details(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
 
 
@@ -158,7 +162,6 @@ def read_outcome(text: bytes) -> Outcome:
         return Outcome(None, None)
     usage = answer.usage or _Usage()
     details = usage.prompt_tokens_details or _Details()
-    cached = details.cached_tokens
-    if cached is None:
-        cached = usage.cache_read_input_tokens
-    return Outcome(cached, answer.kv_transfer_params)
+    said = {name: getattr(usage, name) for name in MESSAGE_COUNTS}
+    prompt = {name: count for name, count in said.items() if count is not None}
+    return Outcome(details.cached_tokens, answer.kv_transfer_params, prompt)

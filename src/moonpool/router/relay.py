@@ -81,7 +81,10 @@ class Relay:
 
     def _merged(self, counts: CachedTokens | MessageTokens, chunk: bytes) -> bytes:
         outcome = self._prefill.outcome if self._prefill is not None else None
-        counts.cached = outcome.cached if outcome is not None else None
+        if outcome is not None and isinstance(counts, MessageTokens):
+            counts.prompt = outcome.prompt
+        elif outcome is not None and isinstance(counts, CachedTokens):
+            counts.cached = outcome.cached
         return counts.feed(chunk) if chunk else counts.end()
 
     async def _written(self, chunk: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -56,22 +57,23 @@ def test_an_engine_that_found_less_is_believed() -> None:
     assert counts.feed(b'{"cached_tokens":64}\n') == b'{"cached_tokens":64}\n'
 
 
-def _message(read: int, rest: int) -> dict[str, object]:
-    return {"input_tokens": rest, "output_tokens": 3, "cache_read_input_tokens": read}
+def _counts(read: int, created: int, rest: int) -> dict[str, int]:
+    counts = {"input_tokens": rest, "cache_creation_input_tokens": created, "output_tokens": 3}
+    return counts | {"cache_read_input_tokens": read}
 
 
 @pytest.mark.parametrize("size", [1, 7, 5000])
 @pytest.mark.parametrize("stream", [False, True])
-def test_in_messages_the_rest_is_counted_as_input(size: int, stream: bool) -> None:
+def test_messages_count_the_prompt_as_the_prefill_did(size: int, stream: bool) -> None:
     counts = MessageTokens(stream=stream)
-    counts.cached = 20
+    counts.prompt = {name: n for name, n in _counts(20, 70, 10).items() if "output" not in name}
     text = "say '\"cache_read_input_tokens\": 99'"
-    events: list[dict[str, object]] = [{"type": "message", "text": text, "usage": _message(99, 1)}]
+    events: list[dict[str, Any]] = [{"text": text, "usage": _counts(99, 0, 1)}]
     if stream:
         events = [
-            {"type": "message_start", "message": {"usage": _message(99, 1), "text": text}},
+            {"type": "message_start", "message": {"usage": _counts(99, 0, 1), "text": text}},
             {"type": "content_block_delta", "text": text},
-            {"type": "message_delta", "usage": _message(10, 90)},
+            {"type": "message_delta", "usage": _counts(10, 80, 10)},
         ]
     raw = "".join(f"event: x\ndata: {json.dumps(event)}\n\n" for event in events).encode()
     if not stream:
@@ -79,12 +81,16 @@ def test_in_messages_the_rest_is_counted_as_input(size: int, stream: bool) -> No
     found = b"".join(counts.feed(raw[at : at + size]) for at in range(0, len(raw), size))
     found += counts.end()
     parsed = [json.loads(x.partition("data: ")[2] or x) for x in found.decode().split("\n\n") if x]
-    assert parsed[0].get("usage", parsed[0].get("message", {}).get("usage")) == _message(20, 80)
-    assert text in (parsed[0].get("text"), parsed[0].get("message", {}).get("text"))
-    if stream:
-        assert parsed[1] == events[1]
-        # An engine that found less is believed.
-        assert parsed[2] == events[2]
+    first = parsed[0].get("message", parsed[0])
+    assert first == {"usage": _counts(20, 70, 10), "text": text}
+    # An engine that found less has computed it for itself, and is believed.
+    assert parsed[1:] == events[1:]
+
+
+def test_messages_whose_prefill_has_not_been_counted_count_all_as_input() -> None:
+    counts = MessageTokens(stream=False)
+    found = counts.feed(json.dumps({"usage": _counts(99, 0, 1)}).encode()) + counts.end()
+    assert json.loads(found) == {"usage": {"input_tokens": 100, "output_tokens": 3}}
 
 
 @pytest.mark.parametrize(
