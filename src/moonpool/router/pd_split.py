@@ -81,7 +81,8 @@ class Splits:
             body = routed.body if params is None else decode_body(routed.body, params)
             return Split(prefill, body, False)
         except BaseException:
-            prefill.close()
+            if prefill.close():
+                self._metrics.pd_cancelled.inc()
             raise
 
     async def _told(

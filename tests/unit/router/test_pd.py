@@ -347,6 +347,17 @@ async def test_without_an_answer_of_the_bootstrap_the_decoding_engine_prefills()
         assert at.count("pd_fallbacks", reason="no bootstrap") == 1
 
 
+async def test_a_client_that_leaves_before_the_decode_ends_the_prefill() -> None:
+    async with house(1, 1, pd="nixl") as at:
+        at.ps[0].go_on.clear()
+        asked = asyncio.create_task(_ask(at))
+        await asyncio.wait_for(at.ps[0].begun.wait(), WAIT_S)
+        asked.cancel()
+        await asyncio.wait_for(at.ps[0].cancelled.wait(), WAIT_S)
+        assert not at.ds[0].bodies
+        assert at.count("pd_cancelled") == 1
+
+
 @pytest.mark.parametrize("way", ["nixl", "auto"])
 async def test_nixls_parameters_come_from_the_prefill(way: str) -> None:
     async with house(1, 1, pd=way) as at:
