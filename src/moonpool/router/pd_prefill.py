@@ -95,7 +95,9 @@ class Prefill:
     async def result(self) -> Outcome:
         """Return the outcome; raise PrefillFailed."""
         assert self._task is not None, "started"
-        return await self._task
+        # Were it awaited itself, a client that leaves would end it unseen.
+        await asyncio.wait((self._task,))
+        return self._task.result()
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
         """Return what the work gives; raise PrefillFailed as soon as there is no sense in it."""
