@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,17 @@ def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_one_port_answers_like_openai_until_ctrl_c(tmp_path: Path) -> None:
+    _run(tmp_path, [], _ask)
+
+
+def test_prefill_and_decode_on_different_processes(tmp_path: Path) -> None:
+    _run(tmp_path, ["--prefill", "1", "--decode", "1"], _ask_split)
+
+
+def _run(tmp_path: Path, flags: list[str], ask: Callable[[str, str], None]) -> None:
     leftovers = Leftovers(tmp_path)
     process = subprocess.Popen(
-        UP,
+        [*UP, *flags],
         env=leftovers.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -57,7 +65,7 @@ def test_one_port_answers_like_openai_until_ctrl_c(tmp_path: Path) -> None:
     )
     try:
         with leftovers.watching():
-            _ask(*_until_ready(process))
+            ask(*_until_ready(process))
             process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=WAIT_S)
     finally:
@@ -90,6 +98,26 @@ def _ask(url: str, model: str) -> None:
     with caught.value as error:
         assert error.code == 404
         assert "another" in json.load(error)["error"]["message"]
+
+
+def _ask_split(url: str, model: str) -> None:
+    body = {"model": model, "prompt": LONG_TEXT, "max_tokens": 40, "temperature": 0}
+    first = _post(f"{url}/v1/completions", {**body, "ignore_eos": True})
+    text = first["choices"][0]["text"]
+    assert (
+        "".join(
+            event["choices"][0]["text"]
+            for event in _stream(f"{url}/v1/completions", {**body, "ignore_eos": True})
+        )
+        == text
+    )
+    # Of the first request nothing was cached, of a longer one what was computed for it is.
+    assert not (first["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
+    again = _post(f"{url}/v1/completions", {**body, "prompt": LONG_TEXT + text + LONG_TEXT})
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 512
+    with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S) as response:
+        page = response.read().decode()
+    assert 'moonpool_router_pd_requests_total{path="split",reason="beside"}' in page
 
 
 def _chat(url: str, model: str) -> None:
