@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moonpool.cli import bench_routing
+from moonpool.cli import bench_routing, bench_xypd
 from moonpool.cli.output import NOT_WELL, reports_errors
 
 group = typer.Typer(help="Measure the pool beside this machine's own limits.", no_args_is_help=True)
@@ -16,6 +16,7 @@ group = typer.Typer(help="Measure the pool beside this machine's own limits.", n
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.command("routing")(bench_routing.routing)
+    group.command("xypd")(bench_xypd.xypd)
     app.add_typer(group, name="bench")
 
 
@@ -81,6 +82,37 @@ def store(
     # Told to end, it ends what it has started, as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if run(options, json_file, resume=resume):
+        raise typer.Exit(NOT_WELL)
+
+
+@group.command("router")
+@reports_errors
+def router(
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="bars: 100 requests a second of growing chats of 8K tokens; new chats at once; "
+            "1,000 streams at a time. quick: everything, small, to see that it works.",
+        ),
+    ] = "bars",
+    only: Annotated[
+        str, typer.Option(help="chats, start, streams; else all.", metavar="NAMES")
+    ] = "",
+    versus: Annotated[
+        str, typer.Option("--vs", help="Also measure this vllm-router.", metavar="PROGRAM")
+    ] = "",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of each measurement.")] = None,
+    streams: Annotated[int | None, typer.Option(min=1, help="Answers at a time.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write the figures here.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Measure what the router adds, on one core, beside none and a peer; compare every byte."""
+    from moonpool.bench import router_run
+
+    options = router_run.choose(preset, only, versus, rounds, streams)
+    if router_run.run(options, json_file):
         raise typer.Exit(NOT_WELL)
 
 
