@@ -183,19 +183,56 @@ def test_all_children_must_ask_for_the_same_layout(connector: ModuleType) -> Non
     assert ask(multi(nixl, POOL)) == "LBHNC"
 
 
-def test_stats_and_metrics_pass_through_multiconnector(connector: ModuleType) -> None:
-    """It looks the child up by its name alone, in the API server's process."""
+def prometheus() -> tuple[Any, dict[Any, Any]]:
+    """A registry of its own, and vLLM's kinds of metrics made in it."""
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
-    from moonpool.vllm import plugin
-
-    plugin.register()
     registry = CollectorRegistry()
     kinds = {
         kind: (lambda *args, kind=kind, **more: kind(*args, registry=registry, **more))
         for kind in (Counter, Gauge, Histogram)
     }
+    return registry, kinds
+
+
+def test_a_child_with_counts_and_no_metrics_ends_vllms_front(connector: ModuleType) -> None:
+    """MooncakeConnector is one; the composite does not mind."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from moonpool.vllm.pd.connector import MoonpoolPDConnector
+    from tests.unit.vllm.pd.engine import config
+
+    counted = {"MooncakeConnector": {"num_failed_transfers": [1]}}
+    mooncake = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
+    _, kinds = prometheus()
+    metrics = MultiConnector.build_prom_metrics(multi(mooncake, POOL), kinds, ["e"], {0: ["0"]})
+    if not vllm_is_fixed():
+        with pytest.raises(AssertionError, match="MooncakeConnector is not contained"):
+            metrics.observe(counted, 0)
+    joined = config()
+    joined.kv_transfer_config.kv_connector_extra_config["peer"] = mooncake
+    registry, kinds = prometheus()
+    metrics = MoonpoolPDConnector.build_prom_metrics(joined, kinds, ["engine"], {0: ["0"]})
+    metrics.observe({**counted, "MoonpoolConnector": {"peer_loads": 2}}, 0)
+    assert registry.get_sample_value("vllm:moonpool_peer_loads_total", {"engine": "0"}) == 2
+    again = MoonpoolPDConnector.build_kv_connector_stats(counted)
+    assert set(again.data) == {"MooncakeConnector"}
+
+
+def vllm_is_fixed() -> bool:
+    import vllm
+
+    return tuple(int(part) for part in vllm.__version__.split("+")[0].split(".")[:2]) >= (0, 33)
+
+
+def test_stats_and_metrics_pass_through_multiconnector(connector: ModuleType) -> None:
+    """It looks the child up by its name alone, in the API server's process."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from moonpool.vllm import plugin
+
+    plugin.register()
+    registry, kinds = prometheus()
     metrics = MultiConnector.build_prom_metrics(multi(POOL), kinds, ["engine"], {0: ["0"]})
     plain = {"MoonpoolConnector": {"loads": 3}}
     stats = MultiConnector.build_kv_connector_stats(plain)
