@@ -6,10 +6,13 @@ they are only given what is built here, of known keys with checked values.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from moonpool.vllm.pd.hosts import Hosts
 
 NAME_CHARS_MAX = 256
 ID_MAX = (1 << 31) - 1
@@ -33,10 +36,11 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """What one peer connector reads. role: of that peer; an engine that only sends refuses what
-    would make it receive, and the other way round."""
+    would make it receive, and the other way round. hosts: those that may be named."""
 
     peer: str
     role: str
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
     def clean(self, params: Any, asked: Asked) -> tuple[Params | None, str]:
         """Return what the peer may see, None for a request that it has no part in, and why
@@ -69,11 +73,13 @@ class Dialect:
     def _receiver(self, params: Params, asked: Asked) -> Params:
         if self.role == "kv_producer":
             raise _WrongError("do_remote_prefill on an instance that only sends")
-        read = _mooncake if self.peer == "mooncake" else _nixl
-        return {"do_remote_decode": False, "do_remote_prefill": True, **read(params, asked)}
+        found, host = (_mooncake if self.peer == "mooncake" else _nixl)(params, asked)
+        if not self.hosts.allow(host):
+            raise _WrongError("the host is none of peer_hosts")
+        return {"do_remote_decode": False, "do_remote_prefill": True, **found}
 
 
-def _nixl(params: Params, asked: Asked) -> Params:
+def _nixl(params: Params, asked: Asked) -> tuple[Params, str]:
     if params.get("transfer_mode", "pull") != "pull":
         raise _WrongError("transfer_mode is not pull")
     for key in ("tp_size", "dcp_size", "pp_size"):
@@ -96,7 +102,7 @@ def _nixl(params: Params, asked: Asked) -> Params:
     if params.get("remote_num_tokens") is not None:
         least = asked.tokens if asked.tokens > 1 else 0
         found["remote_num_tokens"] = _number(params, "remote_num_tokens", least, ID_MAX)
-    return found
+    return found, host
 
 
 def _blocks(params: Params, asked: Asked) -> list[int]:
@@ -114,15 +120,16 @@ def _blocks(params: Params, asked: Asked) -> list[int]:
     return list(blocks)
 
 
-def _mooncake(params: Params, asked: Asked) -> Params:
+def _mooncake(params: Params, asked: Asked) -> tuple[Params, str]:
+    address, host = _address(params, "remote_bootstrap_addr")
     return {
         "transfer_id": _name(params, "transfer_id"),
         "remote_engine_id": _name(params, "remote_engine_id"),
-        "remote_bootstrap_addr": _address(params, "remote_bootstrap_addr"),
-    }
+        "remote_bootstrap_addr": address,
+    }, host
 
 
-def _address(params: Params, key: str) -> str:
+def _address(params: Params, key: str) -> tuple[str, str]:
     text = _name(params, key)
     try:
         parts = urlsplit(text)
@@ -134,7 +141,7 @@ def _address(params: Params, key: str) -> str:
     if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or odd:
         raise _WrongError(f"{key} is no address")
     named = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{named}" + (f":{port}" if port else "")
+    return f"{parts.scheme}://{named}" + (f":{port}" if port else ""), host
 
 
 def _flag(params: Params, key: str) -> bool:

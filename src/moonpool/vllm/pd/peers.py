@@ -10,6 +10,7 @@ from typing import Any
 
 from moonpool import config_values as values
 from moonpool.errors import ConfigError
+from moonpool.vllm.pd import hosts
 from moonpool.vllm.pd.params import Dialect
 
 DIALECTS = {
@@ -36,6 +37,11 @@ class PeerSettings:
         0.75,
         values.fraction,
         "share of the KV cache that may wait for peers that fetch nothing or do not answer",
+    )
+    peer_hosts: tuple[str, ...] = _key(
+        (),
+        values.Check(hosts.parse, "a list of hosts and networks"),
+        "hosts that requests may name; none: any",
     )
 
 

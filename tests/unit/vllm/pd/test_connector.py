@@ -315,6 +315,8 @@ def test_counts_are_kept(engine: PDEngine) -> None:
         ({"peer": {"kv_connector": "NixlConnector", "typo": 1}}, "typo"),
         ({"peer_timeout_s": -1}, "peer_timeout_s: -1"),
         ({"peer_held_ratio": "x"}, "peer_held_ratio: 'x'"),
+        ({"peer_hosts": ["10.0.0.0/99"]}, "peer_hosts: ['10.0.0.0/99']"),
+        ({"peer_hosts": 7}, "peer_hosts: 7"),
         ({"lookup_wait": 1}, "did you mean lookup_wait_ms?"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moonpool.vllm.pd.hosts import Hosts
 from moonpool.vllm.pd.params import Asked, Dialect
 
 ASKED = Asked(100, 4)
@@ -132,6 +133,29 @@ def test_an_instance_is_not_asked_for_the_other_role() -> None:
     assert clean("mooncake", MOONCAKE_SENDS, "kv_consumer")[0] is None
     assert clean("mooncake", MOONCAKE_RECEIVES, "kv_consumer")[0] == MOONCAKE_RECEIVES
     assert clean("mooncake", MOONCAKE_SENDS, "kv_producer")[0] == MOONCAKE_SENDS
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("10.1.2.3", True),
+        ("10.2.2.3", False),
+        ("P0.example", True),
+        ("p1.example", False),
+        ("fd00::7", True),
+        ("169.254.169.254", False),
+    ],
+)
+def test_only_known_hosts_may_be_named(host: str, allowed: bool) -> None:
+    hosts = Hosts(("10.1.0.0/16", "p0.example", "fd00::/8"))
+    found, why = Dialect("nixl", "kv_both", hosts).clean(
+        NIXL_RECEIVES | {"remote_host": host}, ASKED
+    )
+    assert (found is not None, why == "") == (allowed, allowed)
+    named = f"[{host}]" if ":" in host else host
+    address = {"remote_bootstrap_addr": f"http://{named}:8998"}
+    found, _ = Dialect("mooncake", "kv_both", hosts).clean(MOONCAKE_RECEIVES | address, ASKED)
+    assert (found is not None) == allowed
 
 
 anything = st.recursive(
