@@ -191,7 +191,7 @@ def measured(cluster: Cluster, workload: SimWorkload, outcome: Outcome) -> Run:
     hit = (local + pool) / tokens
     return Run(
         len(jobs), p50, p90, p99, e2e_s, hit, local / tokens, could, possible,
-        outcome.busy, outcome.balance,
+        min(1.0, outcome.busy), outcome.balance,
     )  # fmt: skip
 
 

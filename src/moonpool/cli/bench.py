@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moonpool.cli import bench_routing, bench_xypd
+from moonpool.cli import bench_routing, bench_ssd, bench_xypd
 from moonpool.cli.output import NOT_WELL, reports_errors
 
 group = typer.Typer(help="Measure the pool beside this machine's own limits.", no_args_is_help=True)
@@ -17,6 +17,8 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.command("routing")(bench_routing.routing)
     group.command("xypd")(bench_xypd.xypd)
+    group.command("ssd")(bench_ssd.ssd)
+    group.command("tiers")(bench_ssd.tiers)
     app.add_typer(group, name="bench")
 
 

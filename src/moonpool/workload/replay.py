@@ -41,6 +41,7 @@ class Answer:
     """What became of one turn. Times in seconds; ``error`` is empty where it was answered.
 
     ``could_hit_tokens`` is what a cache shared by all that forgets nothing would have held.
+    ``token_s`` is when each token came, from the request on; those of one event came together.
     """
 
     session: str
@@ -52,6 +53,7 @@ class Answer:
     ttft_s: float = 0.0
     e2e_s: float = 0.0
     error: str = ""
+    token_s: tuple[float, ...] = ()
 
     @property
     def key(self) -> TurnKey:
@@ -66,7 +68,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How to replay. ``vocabulary``: prompt tokens are drawn from [0, vocabulary)."""
+    """How to replay. ``vocabulary``: prompt tokens are drawn from [0, vocabulary).
+    ``cache_salt``: caches share nothing between requests with different ones."""
 
     model: str
     vocabulary: int
@@ -75,6 +78,7 @@ class ReplayOptions:
     start_spacing_s: float = 0.25
     request_timeout_s: float = 300.0
     seed: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +206,9 @@ class _Driver:
             could_hit,
             reader.cached_tokens,
             tuple(reader.choices),
-            reader.first_at - began,
+            reader.token_at[0] - began,
             time.perf_counter() - began,
+            token_s=tuple(at - began for at in reader.token_at),
         )
 
     def _body(self, prompt: list[int], output_tokens: int) -> dict[str, Any]:
@@ -218,6 +223,7 @@ class _Driver:
             "return_tokens_as_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"cache_salt": self._options.cache_salt} if self._options.cache_salt else {}),
         }
 
 
@@ -226,7 +232,7 @@ class _StreamReader:
 
     def __init__(self) -> None:
         self.choices: list[Choice] = []
-        self.first_at = 0.0
+        self.token_at: list[float] = []
         self.cached_tokens = 0
         self.prompt_tokens = 0
         self.done = False
@@ -244,8 +250,9 @@ class _StreamReader:
         for choice in chunk.choices:
             if choice.logprobs is not None:
                 self.choices.extend(_choices(choice.logprobs))
-        if self.choices and not self.first_at:
-            self.first_at = time.perf_counter()
+        new = len(self.choices) - len(self.token_at)
+        if new:
+            self.token_at += [time.perf_counter()] * new
         if chunk.usage is not None:
             self.prompt_tokens = chunk.usage.prompt_tokens
             details = chunk.usage.prompt_tokens_details
