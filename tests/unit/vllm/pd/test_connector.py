@@ -364,3 +364,26 @@ def test_a_vllm_that_cannot_begin_a_request_anew_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"install vLLM 0\.30 or newer"):
         peers.check_version(object)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_peer_that_is_not_installed_is_one_line(make: Make) -> None:  # noqa: F811
+    """vLLM's own connector, without the package it needs; it complains once more when deleted."""
+    import gc
+    import importlib.util
+
+    if importlib.util.find_spec("mooncake") is not None:
+        pytest.skip("Mooncake is installed")
+    wrong = config()
+    peer = {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}
+    wrong.kv_transfer_config.kv_connector_extra_config["peer"] = peer
+    line = ""
+    try:
+        make("WORKER", wrong)
+    except ConfigError as error:
+        line = str(error)
+    gc.collect()
+    assert line == (
+        "peer: MooncakeConnector cannot be used (RuntimeError: Mooncake is not available); "
+        "is mooncake-transfer-engine installed? Without a peer take MoonpoolConnector"
+    )
