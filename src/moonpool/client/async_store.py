@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moonpool.client.naming import AnyKey
 from moonpool.client.store import Codes, Lease, Store, Values
 from moonpool.client.watching import Answer
-from moonpool.core.messages import News, ObjectInfo, Status
+from moonpool.core.messages import Changes, Keys, News, ObjectInfo, Status
 from moonpool.errors import MasterUnreachableError
 from moonpool.transport.base import I64, Pieces
 
@@ -147,6 +147,14 @@ class AsyncStore:
     ) -> Awaitable[int]:
         """See ``Store.match_digests``."""
         return self._run(self.store.match_digests, namespace, digests, stride, digest_bytes)
+
+    def changes(self, first: int, limit: int = 4096) -> Awaitable[Changes]:
+        """See ``Store.changes``."""
+        return self._run(self.store.changes, first, limit)
+
+    def blocks(self, after: int = -1, limit: int = 4096) -> Awaitable[Keys]:
+        """See ``Store.blocks``."""
+        return self._run(self.store.blocks, after, limit)
 
     def prefetch(
         self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16

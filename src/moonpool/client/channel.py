@@ -22,6 +22,8 @@ from moonpool.core.messages import (
     Exists,
     Failed,
     Get,
+    GetChanges,
+    GetKeys,
     GetSegments,
     GetStatus,
     Hello,
@@ -53,7 +55,8 @@ TRUSTED_IDLE_S = 0.05
 """A connection that was idle for longer is looked at before it is used."""
 
 REPEATABLE = frozenset(
-    {Match, MatchKeys, Exists, Get, Hold, List, Stat, GetStatus, GetSegments, Tell},
+    {Match, MatchKeys, Exists, Get, Hold, List, Stat, GetStatus, GetSegments, GetChanges, GetKeys}
+    | {Tell},
 )
 """Requests that may be sent twice."""
 

@@ -12,10 +12,14 @@ from moonpool.core.keys import DIGEST_BYTES, NAMESPACE_BYTES_MAX, key_of
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
     MATCH_DIGESTS_MAX,
+    Changes,
     Codes,
     Existing,
     Exists,
+    GetChanges,
+    GetKeys,
     GetStatus,
+    Keys,
     List,
     Listed,
     Match,
@@ -129,6 +133,16 @@ class Lookups:
             if page.next <= after:
                 return
             after = page.next
+
+    def changes(self, first: int, limit: int = 4096) -> Changes:
+        """Return which engines' blocks came and went, from a change's number on; 0 only tells the
+        number to begin with. ``lost``: they are not all kept; ask for ``blocks``, then go on."""
+        return expect(Changes, self._channel.call(GetChanges(first, limit)))
+
+    def blocks(self, after: int = -1, limit: int = 4096) -> Keys:
+        """Return a page of the engines' blocks in memory, the oldest first; ``next`` is the
+        ``after`` of the page that follows, 0 at the end."""
+        return expect(Keys, self._channel.call(GetKeys(after, limit)))
 
     def status(self) -> Status:
         """Return the pool's state."""

@@ -9,6 +9,7 @@ from moonpool.core import (
     awaiting,
     browse,
     codes,
+    feed,
     nodes,
     promotion,
     puts,
@@ -55,6 +56,7 @@ def _tick(state: State, _request: m.Tick, _peer: str) -> None:
     evict_to_watermark(state)
     promotion.go_on(state)
     state.handoffs.expire(state.now)
+    state.feed.rest(state.now)
 
 
 def _put_end(state: State, request: m.PutEnd, peer: str) -> m.Codes | m.Failed:
@@ -62,6 +64,15 @@ def _put_end(state: State, request: m.PutEnd, peer: str) -> m.Codes | m.Failed:
     if state.disks.hints:
         promotion.go_on(state)
     return reply
+
+
+def _changes(state: State, request: m.GetChanges, _peer: str) -> m.Changes:
+    state.feed.ask(state.now)
+    return feed.changes(state.feed, state.segments, request, state.epoch)
+
+
+def _keys(state: State, request: m.GetKeys, _peer: str) -> m.Keys | m.Failed:
+    return feed.keys(state.index, state.segments, request)
 
 
 _VERBS: Final[dict[type[m.Message], _Verb]] = {
@@ -84,6 +95,8 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.List: browse.list_objects,
     m.Stat: browse.stat,
     m.GetStatus: browse.status,
+    m.GetChanges: _changes,
+    m.GetKeys: _keys,
     m.Tell: awaiting.tell,
     m.Await: awaiting.wait,
     m.MountDisk: shelving.mount_disk,

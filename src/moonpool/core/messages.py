@@ -569,6 +569,46 @@ class Stat(Message, frozen=True):
     key: bytes
 
 
+class GetChanges(Message, frozen=True):
+    """Ask which engines' blocks came and went, from change number ``first`` on; 0 only learns the
+    number to begin with. Changes are recorded while somebody asks now and then. Answered by
+    Changes."""
+
+    first: int
+    limit: int = 4096
+
+
+class Changes(Message, frozen=True):
+    """Changes ``first`` to ``next`` - 1 of this epoch. ``places``: for each key 0 if it is gone,
+    else 1 + the place of its host among ``hosts``. With ``lost`` there are none: those asked for
+    are not kept any more, and the blocks must be asked for by GetKeys."""
+
+    epoch: int
+    first: int
+    next: int
+    keys: list[bytes]
+    places: list[int]
+    hosts: list[str]
+    lost: bool = False
+
+
+class GetKeys(Message, frozen=True):
+    """Ask for a page of the engines' blocks in memory, by age, behind ``after`` (-1: the oldest).
+    Answered by Keys."""
+
+    after: int = -1
+    limit: int = 4096
+
+
+class Keys(Message, frozen=True):
+    """Blocks; places and hosts as in Changes. ``next`` continues, 0 when there is no more."""
+
+    keys: list[bytes]
+    places: list[int]
+    hosts: list[str]
+    next: int
+
+
 class GetStatus(Message, frozen=True):
     """Ask for the pool's state. Answered by Status."""
 
@@ -658,6 +698,8 @@ Request = (
     | List
     | Stat
     | GetStatus
+    | GetChanges
+    | GetKeys
     | Tell
     | Await
     | MountDisk
@@ -681,6 +723,8 @@ Reply = (
     | Got
     | Listed
     | Status
+    | Changes
+    | Keys
     | Awaited
 )
 """What the master answers."""

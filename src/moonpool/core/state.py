@@ -9,6 +9,7 @@ from typing import Final
 from moonpool.core.disks import Disks, OnDisk
 from moonpool.core.errands import Errands
 from moonpool.core.eviction import Leaves
+from moonpool.core.feed import DISK, GONE, Feed
 from moonpool.core.handoffs import Handoffs
 from moonpool.core.index import Index, Object, placed
 from moonpool.core.lease import LeaseBook
@@ -41,6 +42,7 @@ class State:
         self.errands = Errands()
         self.index = Index(Marks() if marks is None else marks, self.disks.objects)
         self.leaves = Leaves()
+        self.feed = Feed()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
         self.handoffs = Handoffs(config)
         self.puts: dict[int, Put] = {}
@@ -112,6 +114,8 @@ class State:
             self.segments.by_handle[slot.segment].own(slot.offset, added)
         self.leaves.offer(added, self.index.count)
         self.handoffs.appeared(key)
+        if self.feed.active:
+            self.feed.note(key, where.slots[0].segment)
         shelved = self.disks.objects.get(key)
         if shelved is not None:
             self.disks.only -= 1
@@ -123,6 +127,8 @@ class State:
         """Forget an object and free its places; return their bytes. Nodes are not told."""
         slots = removed.slots
         parent = self.index.remove(removed)
+        if self.feed.active:
+            self.feed.note(removed.key, DISK if removed.key in self.disks.objects else GONE)
         by_handle = self.segments.by_handle
         freed = 0
         for slot in slots:
@@ -147,6 +153,8 @@ class State:
             self.disks.only += 1
             self.index.marks.add(added.key)
             self.handoffs.appeared(added.key)
+            if self.feed.active:
+                self.feed.note(added.key, DISK)
 
     def forget_shelved(self, removed: OnDisk) -> None:
         """Forget an object on a disk."""
@@ -154,6 +162,8 @@ class State:
         if self.index.find(removed.key) is None:
             self.disks.only -= 1
             self.index.marks.remove(removed.key)
+            if self.feed.active:
+                self.feed.note(removed.key, GONE)
 
     def drop_shelved(self, removed: OnDisk) -> None:
         """Forget an object on a disk, and have its node do so too."""

@@ -66,6 +66,11 @@ class Knowledge:
         prompt = request.prompt
         if self.pool is None or not prompt.hashes:
             return
+        known = self.pool.known(prompt.hashes, int(prompt.block_tokens))
+        if known is not None:
+            request.pool_tokens = float(known)
+            self._metrics.pool_lookups.labels("known hit" if known else "known miss").inc()
+            return
         if len(self._asking) >= ASKING_MAX:
             self._metrics.pool_lookups.labels("busy").inc()
             return

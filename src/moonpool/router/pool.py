@@ -12,10 +12,13 @@ from moonpool.client.async_store import AsyncStore
 from moonpool.core.keys import DIGEST_BYTES, split
 from moonpool.core.messages import MATCH_DIGESTS_MAX
 from moonpool.errors import MoonpoolError
+from moonpool.router.pool_feed import PoolFeed
 
 LOOK_S = 10.0
 RETRY_S = 2.0
 LOOKUP_TIMEOUT_S = 1.0
+FEED_RETRY_MAX_S = 60.0
+LOOK_STORE_S = 0.1
 LISTED_MAX = 2000
 # A prompt is looked for in so many namespaces, those that have had hits first.
 NAMESPACES_ASKED = 3
@@ -33,12 +36,15 @@ class PoolView(Protocol):
         hashes: the engines' block hashes, in order. Does not raise; 0 where nothing is known.
         """
 
+    def known(self, hashes: Sequence[bytes], block_tokens: int) -> int | None:
+        """Return the same where it is known without asking anybody, else None."""
+
     def describe(self) -> dict[str, object]:
         """Return its state for people."""
 
 
 class StorePool:
-    """Asks a master which blocks it knows.
+    """Knows which blocks a master has: by following its changes, else by asking it.
 
     namespace: that of the engines, as each of them logs it; None looks for namespaces of engines
     in the pool and counts the one that has the most of a prompt, which is right as long as
@@ -60,9 +66,11 @@ class StorePool:
         self._connect = connect or _connect
         self._store: AsyncStore | None = None
         self._error = "not connected yet"
+        self.feed = PoolFeed()
 
     async def run(self) -> None:
-        """Keep a connection, and look for namespaces, until cancelled."""
+        """Keep a connection, follow changes, and look for namespaces, until cancelled."""
+        following = asyncio.create_task(self._follow())
         try:
             while True:
                 try:
@@ -77,7 +85,51 @@ class StorePool:
                     await self._drop(str(error))
                     await asyncio.sleep(RETRY_S)
         finally:
+            following.cancel()
+            await asyncio.wait({following})
             await self._drop("stopped")
+
+    async def _follow(self) -> None:
+        """Follow changes whenever there is a connection; a feed that fails is survived."""
+        wait_s = RETRY_S
+        while True:
+            store = self._store
+            if store is not None:
+                try:
+                    await self.feed.follow(store)
+                except (MoonpoolError, OSError) as error:
+                    log.warning("pool: its changes cannot be followed, it is asked: %s", error)
+                    # A master that is too old to tell ends the connection each time.
+                    wait_s = min(2 * wait_s, FEED_RETRY_MAX_S)
+                await asyncio.sleep(wait_s)
+            else:
+                await asyncio.sleep(LOOK_STORE_S)
+
+    def known(self, hashes: Sequence[bytes], block_tokens: int) -> int | None:
+        """See PoolView."""
+        if not self.feed.current:
+            return None
+        return min(self._best(hashes, block_tokens)[1], len(hashes)) * block_tokens
+
+    def hosts(self, hashes: Sequence[bytes], block_tokens: int) -> dict[str, int]:
+        """Return how many leading tokens of a prompt each host of the pool has, by its address;
+        empty where changes are not followed."""
+        if not self.feed.current:
+            return {}
+        space, blocks = self._best(hashes, block_tokens)
+        found = self.feed.index.hosts(space, hashes, self._stride(block_tokens), blocks)
+        return {name: count * block_tokens for name, count in found.items()}
+
+    def _best(self, hashes: Sequence[bytes], block_tokens: int) -> tuple[bytes, int]:
+        """Return the namespace that has the most of a prompt, and how many of its blocks."""
+        index, stride = self.feed.index, self._stride(block_tokens)
+        likely = [*self._hits] if self._fixed else index.namespaces[:NAMESPACES_MAX]
+        found = [(index.prefix(each, hashes, stride), each) for each in likely]
+        count, space = max(found, default=(0, b""))
+        return space, count
+
+    def _stride(self, block_tokens: int) -> int:
+        return max(1, self._object_tokens // block_tokens)
 
     async def prefix(self, hashes: Sequence[bytes], block_tokens: int) -> int:
         """See PoolView."""
@@ -85,7 +137,7 @@ class StorePool:
         if store is None or not self._hits:
             return 0
         digests = b"".join([each[:DIGEST_BYTES] for each in hashes[:MATCH_DIGESTS_MAX]])
-        stride = max(1, self._object_tokens // block_tokens)
+        stride = self._stride(block_tokens)
         likely = sorted(self._hits, key=lambda each: -self._hits[each])[:NAMESPACES_ASKED]
         best = 0
         try:
@@ -105,6 +157,7 @@ class StorePool:
             "master": self._address,
             "connected": self._store is not None,
             "error": self._error,
+            "feed": self.feed.describe(),
             "namespaces": {name.hex(): hits for name, hits in self._hits.items()},
         }
 

@@ -13,6 +13,8 @@ from moonpool.errors import MasterUnreachableError
 from moonpool.router.knowledge import Knowledge
 from moonpool.router.metrics import RouterMetrics
 from moonpool.router.pool import StorePool
+from moonpool.router.pool_feed import PoolFeed
+from moonpool.router.pool_index import PoolIndex
 from moonpool.router.prompt import Prompt, RoutedRequest
 
 SPACE = bytes(range(16))
@@ -73,6 +75,9 @@ class SlowPool:
         await self.go_on.wait()
         return 64
 
+    def known(self, hashes: Any, block_tokens: int) -> int | None:
+        return None
+
     def describe(self) -> dict[str, object]:
         return {}
 
@@ -98,3 +103,71 @@ async def test_a_slow_pool_holds_no_request() -> None:
     routed = request()
     await knowledge.ask_pool(routed)
     assert routed.pool_tokens == 64
+
+
+async def _current(pool: StorePool) -> None:
+    async with asyncio.timeout(10):
+        while not pool.feed.current:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_changes_are_followed_so_that_no_prompt_costs_a_question() -> None:
+    pool, store = await _pool(namespace=SPACE)
+    assert pool.known(HASHES, 16) is None
+    running = asyncio.create_task(pool.run())
+    await _current(pool)
+    assert pool.known(HASHES, 16) == 12 * 16
+    assert pool.known(HASHES[:9], 16) == 8 * 16
+    assert sum(pool.hosts(HASHES, 16).values()) == 12 * 16
+    await store.remove(pack(HASHES[7][:16], SPACE))
+    async with asyncio.timeout(10):
+        while pool.known(HASHES, 16) != 4 * 16:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    request = RoutedRequest("/", b"", 0.0, prompt=Prompt((), 640.0, 16.0, True, HASHES))
+    metrics = RouterMetrics()
+    await Knowledge(metrics, None, pool).ask_pool(request)
+    assert request.pool_tokens == 64
+    assert 'pool_lookups_total{outcome="known hit"} 1.0' in metrics.text().decode()
+    feed = pool.describe()["feed"]
+    assert isinstance(feed, dict)
+    assert (feed["current"], feed["gaps"], feed["snapshots"]) == (True, 0, 1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_feed_that_fails_is_survived_by_asking() -> None:
+    pool, store = await _pool(namespace=SPACE)
+    store.changes = _no_feed  # type: ignore[method-assign]
+    running = asyncio.create_task(pool.run())
+    async with asyncio.timeout(10):
+        while not pool.feed.error.startswith("too old"):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    assert pool.known(HASHES, 16) is None
+    assert await pool.prefix(HASHES, 16) == 12 * 16
+    assert pool.hosts(HASHES, 16) == {}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def _no_feed(first: int, limit: int = 0) -> Any:
+    raise MasterUnreachableError("too old")
+
+
+async def test_what_was_not_heard_of_lately_is_not_believed() -> None:
+    now = [0.0]
+    store = AsyncStore.local("64MB")
+    feed = PoolFeed(clock=lambda: now[0])
+    await feed.step(store)
+    assert feed.current
+    now[0] += 2.0
+    assert not feed.current
+    await feed.step(store)
+    assert feed.current
+    # More blocks than fit: the master is asked again.
+    small = PoolFeed(PoolIndex(blocks_max=1), clock=lambda: now[0])
+    for name in (b"a" * 16, b"b" * 16):
+        assert await store.put(pack(name, SPACE), b"x")
+    await small.step(store)
+    assert not small.current
+    assert small.describe()["error"] == "more blocks than fit"
+    await store.close()
