@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from moonpool.core.sizes import Plan, Plans
 from moonpool.core.slabs import SlabMap
+
+I64 = npt.NDArray[np.int64]
 
 
 class Span:
@@ -122,6 +128,57 @@ class SlabAllocator:
         self.used_bytes += capacity
         self.filled_bytes += plan.cost
         return True
+
+    def reserve_many(self, offsets: I64, capacities: I64) -> tuple[list[Span | None], list[int]]:
+        """Take the spaces of earlier allocations, as ``reserve`` does; return for each its span,
+        None if it cannot be had, and its number there. The caller names the owners."""
+        starts, numbers = np.full((2, len(offsets)), -1, np.int64)
+        plans: list[Plan] = []
+        which = np.zeros(len(offsets), np.int64)
+        for capacity in np.unique(capacities).tolist():
+            plan = self._plans.of_capacity(capacity)
+            if plan is None:
+                continue
+            inside = (capacities == capacity) & (offsets >= 0)
+            inside &= offsets <= self.total_bytes - capacity
+            chosen = np.flatnonzero(inside)
+            slabs = offsets[chosen] // self.slab_bytes
+            begin = slabs - slabs % plan.slabs if plan.shared else slabs
+            number, rest = np.divmod(offsets[chosen] - begin * self.slab_bytes, capacity)
+            fits = (rest == 0) & (number < plan.count)
+            chosen = chosen[fits]
+            starts[chosen], numbers[chosen], which[chosen] = begin[fits], number[fits], len(plans)
+            plans.append(plan)
+        places = zip(starts.tolist(), numbers.tolist(), which.tolist(), strict=True)
+        return self._take(places, plans), numbers.tolist()
+
+    def _take(self, places: Iterable[tuple[int, int, int]], plans: list[Plan]) -> list[Span | None]:
+        """Take slots by the starts of their spans, their numbers there and their plans."""
+        cuts = [[1 << number for number in range(plan.count)] for plan in plans]
+        counts = [0] * len(plans)
+        taken: list[Span | None] = []
+        spans, last, span = self._spans, (-1, -1), None
+        for start, number, which in places:
+            if start < 0:
+                taken.append(None)
+                continue
+            if (start, which) != last:
+                last, span, plan = (start, which), spans[start], plans[which]
+                if span is None and self._slabs.take_at(start, plan.slabs):
+                    span = self._add_span(start, plan)
+                elif span is not None and (span.plan is not plan or span.start != start):
+                    span = None
+            bit = cuts[which][number]
+            if span is not None and span.free & bit:
+                span.free ^= bit
+                counts[which] += 1
+                taken.append(span)
+            else:
+                taken.append(None)
+        for plan, count in zip(plans, counts, strict=True):
+            self.used_bytes += count * plan.capacity
+            self.filled_bytes += count * plan.cost
+        return taken
 
     def blockers(self, size: int, offset: int) -> list[int] | None:
         """Return what must be freed around ``offset`` so that ``size`` bytes fit there.

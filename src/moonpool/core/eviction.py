@@ -31,6 +31,12 @@ class Leaves:
         offered.rank = offered.used
         heappush(self._heap, offered)
 
+    def offer_newest(self, leaves: list[Object]) -> None:
+        """Consider evictable leaves in order of their use, which is the latest of all."""
+        for each in leaves:
+            each.rank = each.used
+        self._heap += leaves  # what is not lower than any other may stand at a heap's end
+
     def pop(self) -> Object | None:
         """Take out the evictable leaf used least recently; offer it again or remove it."""
         heap = self._heap

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from moonpool.core.marks import Marks
 from moonpool.core.messages import Located, Slot
@@ -16,6 +18,17 @@ _COMPACT_MIN = 1024
 _PLACE = struct.Struct("<QQQ")
 _SLOT = struct.Struct("<QII")
 _WITH_SLOT = struct.Struct("<QQQQII")
+_PLACES = np.dtype(
+    [
+        ("generation", "<u8"),
+        ("checksum", "<u8"),
+        ("size", "<u8"),
+        ("offset", "<u8"),
+        ("index", "<u4"),
+        ("segment", "<u4"),
+    ]
+)
+PLACE_BYTES = _WITH_SLOT.size
 
 
 class Object(msgspec.Struct, order=True, gc=False):
@@ -87,6 +100,15 @@ def placed(where: Located) -> bytes:
     return _PLACE.pack(where.generation, where.checksum, where.size) + _packed(where.slots)
 
 
+def pack_places(segment: int, numbers: Mapping[str, npt.NDArray[np.uint64]]) -> bytes:
+    """Return the places of objects with one replica, PLACE_BYTES each; columns by name."""
+    rows = np.zeros(len(numbers["size"]), _PLACES)
+    for name in ("generation", "checksum", "size", "offset", "index"):
+        rows[name] = numbers[name]
+    rows["segment"] = segment
+    return rows.tobytes()
+
+
 def _packed(slots: list[Slot]) -> bytes:
     return b"".join(_SLOT.pack(slot.offset, slot.index, slot.segment) for slot in slots)
 
@@ -140,6 +162,35 @@ class Index:
                 self._cycles_possible |= waiting is not None
                 added.parent_key = parent.key
             self._insert(added, parent)
+
+    def add_many(self, added: list[Object]) -> None:
+        """Add objects whose keys are not there, in order of their serials, which are the highest.
+
+        All keys are of the form that Marks.add_many takes.
+        """
+        by_key, orphans = self.by_key, self.orphans
+        keys = [each.key for each in added]
+        by_key.update(zip(keys, added, strict=True))
+        self.marks.add_many(keys)
+        self._log += added
+        for key in orphans.keys() & set(keys) if orphans else ():
+            self._adopt(by_key[key], orphans.pop(key))
+            self._cycles_possible = True
+        find = by_key.get
+        for each in added:  # as _insert does
+            if each.parent_key:
+                each.parent = parent = find(each.parent_key)
+                if parent is None:
+                    head = orphans.get(each.parent_key)
+                    orphans[each.parent_key] = each
+                else:
+                    if parent.serial >= each.serial:
+                        self._cycles_possible = True
+                    each.parent_key = parent.key
+                    head, parent.first_child = parent.first_child, each
+                if head is not None:
+                    each.next = head
+                    head.previous = each
 
     def remove(self, removed: Object) -> Object | None:
         """Remove an object and its place; return its parent. Its children wait for it."""

@@ -114,6 +114,43 @@ class Marks:
             self._grow()
         self.count += self._insert(*self.marker.mark(key))
 
+    def add_many(self, keys: list[bytes]) -> None:
+        """Take note of keys, all digests in one namespace."""
+        if not keys:
+            return
+        cut = keys[0][0] + 1
+        raw = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), cut + DIGEST_BYTES)
+        digests = np.ascontiguousarray(raw[:, cut:]).view("<u8")
+        low, high = self.marker.marks(keys[0][1:cut], digests)
+        if (self.count + len(keys)) * _FULL > self.slots:
+            times = 4 * (self.count + len(keys)) * _FULL // self.slots
+            self._grow(1 << times.bit_length() - 1)
+        self._insert_many(low, high)
+
+    def _insert_many(self, low: U64, high: U64) -> None:
+        """Add marks; the table has room for them."""
+        table, mask = self.table, self.slots - 1
+        at = home_slots(low, high, self.slots)
+        zero = (low | high) == 0
+        if zero.any():
+            low, high, at = low[~zero], high[~zero], at[~zero]
+        while at.size:
+            rows = table[at]
+            there = (rows[:, 0] == low) & (rows[:, 1] == high)
+            free = np.flatnonzero((rows[:, 0] | rows[:, 1]) == 0)
+            # Of several that want one slot the first has it; the others look again.
+            slots, first = np.unique(at[free], return_index=True)
+            taken = free[first]
+            table[slots, 1] = high[taken]
+            table[slots, 0] = low[taken]
+            self.count += len(slots)
+            left = ~there
+            left[taken] = False
+            moved = left.copy()
+            moved[free] = False  # the slot was free: whoever has it now may be the same mark
+            at = np.where(moved, (at + 1) & mask, at)[left]
+            low, high = low[left], high[left]
+
     def remove(self, key: bytes) -> None:
         """Forget a key; one that is not there is no error."""
         hole = self._find(*self.marker.mark(key))
@@ -175,10 +212,10 @@ class Marks:
             at = (at + 1) & mask
         return False
 
-    def _grow(self) -> None:
-        """Move to a table of twice the size."""
+    def _grow(self, times: int = 2) -> None:
+        """Move to a table of so many times the size, a power of two."""
         live = self.table[(self.table[:, 0] | self.table[:, 1]) != 0]
-        self._set(self._room.make(2 * self.slots))
+        self._set(self._room.make(times * self.slots))
         homes = home_slots(live[:, 0], live[:, 1], self.slots)
         order = np.argsort(homes, kind="stable")
         number = np.arange(len(live))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from moonpool.core import (
+    adopting,
     awaiting,
     browse,
     codes,
@@ -78,6 +79,7 @@ def _keys(state: State, request: m.GetKeys, _peer: str) -> m.Keys | m.Failed:
 _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.Mount: nodes.mount,
     m.Announce: nodes.announce,
+    m.AnnouncePacked: adopting.announce_packed,
     m.Unmount: nodes.unmount,
     m.GetSegments: nodes.get_segments,
     m.WriterGone: nodes.on_writer_gone,

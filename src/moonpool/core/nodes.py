@@ -100,11 +100,9 @@ def _take_back_places(state: State, segment: Segment) -> None:
 
 def announce(state: State, request: Announce, peer: str) -> Announced | Failed:
     """Adopt what a segment holds; the last piece opens it for puts."""
-    segment = state.segments.by_handle.get(request.handle)
-    if segment is None:
-        return Failed(codes.NOT_FOUND, f"no segment {request.handle}")
-    if segment.peer != peer:
-        return Failed(codes.ILLEGAL_CLIENT, f"segment {request.handle} is another node's")
+    segment = announcing(state, request.handle, peer)
+    if isinstance(segment, Failed):
+        return segment
     if len(request.objects) > BATCH_ITEMS_MAX:
         return Failed(codes.INVALID, f"over {BATCH_ITEMS_MAX} objects")
     rejected: list[int] = []
@@ -112,13 +110,23 @@ def announce(state: State, request: Announce, peer: str) -> Announced | Failed:
     # age: parents come before their children, and the order of eviction follows it.
     for found in sorted(request.objects, key=lambda each: (not each.writing, each.generation)):
         adopted = _is_sane(found) and (
-            _keep_writing(state, segment, found) if found.writing else _adopt(state, segment, found)
+            _keep_writing(state, segment, found) if found.writing else adopt(state, segment, found)
         )
         state.counters["announced" if adopted else "announce_rejected"] += 1
         if not adopted:
             rejected.append(found.index)
     segment.ready = segment.ready or request.last
     return Announced(rejected)
+
+
+def announcing(state: State, handle: int, peer: str) -> Segment | Failed:
+    """Return the segment about which a node may speak."""
+    segment = state.segments.by_handle.get(handle)
+    if segment is None:
+        return Failed(codes.NOT_FOUND, f"no segment {handle}")
+    if segment.peer != peer:
+        return Failed(codes.ILLEGAL_CLIENT, f"segment {handle} is another node's")
+    return segment
 
 
 def _is_sane(found: Found) -> bool:
@@ -139,7 +147,7 @@ def _is_sane(found: Found) -> bool:
     )
 
 
-def _adopt(state: State, segment: Segment, found: Found) -> bool:
+def adopt(state: State, segment: Segment, found: Found) -> bool:
     """Make a found object readable, unless a newer one of its key is known."""
     known = state.index.find(found.key)
     if known is not None and known.generation >= found.generation:
@@ -217,11 +225,9 @@ def _unknown_put(state: State, found: Found) -> Put:
 
 def unmount(state: State, request: Unmount, peer: str) -> Done | Failed:
     """Let a node take its segment back."""
-    segment = state.segments.by_handle.get(request.handle)
-    if segment is None:
-        return Failed(codes.NOT_FOUND, f"no segment {request.handle}")
-    if segment.peer != peer:
-        return Failed(codes.ILLEGAL_CLIENT, f"segment {request.handle} is another node's")
+    segment = announcing(state, request.handle, peer)
+    if isinstance(segment, Failed):
+        return segment
     drop_segment(state, segment)
     return Done()
 

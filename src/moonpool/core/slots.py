@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+import numpy.typing as npt
+
 _REST_MAX = 1024
 
 
@@ -44,6 +47,18 @@ class SlotTable:
         self._taken[index] = 1
         self.used += 1
         return True
+
+    def reserve_many(self, indexes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Take these very indexes; tell which could be taken, shape (n,)."""
+        taken = np.frombuffer(self._taken, np.uint8)
+        inside = (indexes >= 0) & (indexes < self.count)
+        free: npt.NDArray[np.bool_] = inside & (taken[np.where(inside, indexes, 0)] == 0)
+        once = np.zeros(len(indexes), bool)
+        once[np.unique(indexes, return_index=True)[1]] = True
+        free &= once
+        taken[indexes[free]] = 1
+        self.used += int(free.sum())
+        return free
 
     def give(self, index: int) -> None:
         """Give an index back."""

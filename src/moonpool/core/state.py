@@ -75,6 +75,12 @@ class State:
         self._stamp = max(self._stamp + 1, int(min(self.now * STAMPS_PER_S, _STAMP_MAX)))
         return self._stamp
 
+    def stamps(self, count: int) -> int:
+        """Return the first of so many stamps in a row."""
+        first = max(self._stamp + 1, int(min(self.now * STAMPS_PER_S, _STAMP_MAX)))
+        self._stamp = max(self._stamp, first + count - 1)
+        return first
+
     def ago(self, stamp: int) -> float:
         """Return how many seconds ago a stamp was made."""
         return max(0.0, self.now - stamp / STAMPS_PER_S)
@@ -122,6 +128,16 @@ class State:
             if (shelved.size, shelved.checksum) != (where.size, where.checksum):
                 self.drop_shelved(shelved)
         return added
+
+    def add_objects(self, added: list[Object], generation_max: int) -> None:
+        """Make objects readable that own their places already; nobody waits for them, and none is
+        on a disk. They are in order of their serials."""
+        self.generation = max(self.generation, generation_max)
+        self.index.add_many(added)
+        if self.feed.active:
+            for each in added:
+                self.feed.note(each.key, each.slots[0].segment)
+        self.leaves.offer_newest([each for each in added if each.first_child is None])
 
     def remove_object(self, removed: Object) -> int:
         """Forget an object and free its places; return their bytes. Nodes are not told."""

@@ -17,6 +17,7 @@ import msgspec
 from moonpool.core.master import MasterState, Outcome
 from moonpool.core.messages import (
     Announce,
+    AnnouncePacked,
     Failed,
     GetStatus,
     Hello,
@@ -54,7 +55,9 @@ STATUS_SHARE = 20
 """A status is good for this many times as long as it took to make."""
 LOG_LINES_PER_S = 10
 
-NODE_ONLY = frozenset({Mount, Announce, Unmount, WriterGone, MountDisk, Shelve, Unshelve})
+NODE_ONLY = frozenset(
+    {Mount, Announce, AnnouncePacked, Unmount, WriterGone, MountDisk, Shelve, Unshelve}
+)
 CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll, Tell}
 REQUEST_KINDS: tuple[type[Request], ...] = get_args(Request)
 

@@ -9,13 +9,16 @@ import random
 import secrets
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from moonpool.core.messages import (
+    PACKED_COLUMNS,
     Announce,
     Announced,
+    AnnouncePacked,
     Done,
     DropSlots,
     FenceWriter,
-    Found,
     GetSegments,
     Mount,
     Mounted,
@@ -32,14 +35,16 @@ from moonpool.node.disk import NodeDisk
 from moonpool.node.link import CONNECT_S, REQUEST_S, Link, hello
 from moonpool.node.storage import Storage
 from moonpool.node.writers import Writers
+from moonpool.protocol.versions import PACKED_SINCE
 from moonpool.transport.scan import Scan
 from moonpool.transport.segment import Segment
 
 _log = logging.getLogger(__name__)
 
 ANNOUNCE_OBJECTS = 2000
+PACKED_OBJECTS = 8192
 BACK_OFF_FIRST_S = 0.1
-BACK_OFF_MAX_S = 5.0
+BACK_OFF_MAX_S = 0.5
 PING_S = 5.0
 FOLLOW_PING_S = 0.5
 """The same where another master may lead any moment; and:"""
@@ -104,7 +109,7 @@ class MasterSession:
         old = self._writers.snapshot()
         ping = asyncio.create_task(self._ping(link))
         try:
-            await self._mount_all(link)
+            await self._mount_all(link, welcome.version)
             if self._disk is not None:
                 await self._disk.mount(link, welcome, self._hello.peer)
             self._tell(f"mounted at the master at {self._seeker}, epoch {welcome.epoch}")
@@ -151,21 +156,39 @@ class MasterSession:
 
     # --- mounting -----------------------------------------------------------------------------
 
-    async def _mount_all(self, link: Link) -> None:
-        for info in self._storage.infos(self._address):
-            segment = self._storage.segment(info.name)
-            if segment is not None:
-                await self._mount(link, info, segment)
+    async def _mount_all(self, link: Link, version: int) -> None:
+        """Announce one segment after the other; the next one is read meanwhile."""
+        infos = self._storage.infos(self._address)
+        reading = self._reading(infos, 0)
+        try:
+            for number, info in enumerate(infos):
+                contents = await reading
+                reading = self._reading(infos, number + 1)
+                segment = self._storage.segment(info.name)
+                if segment is not None:
+                    await self._mount(link, version, info, segment, contents)
+        finally:
+            await asyncio.gather(reading, return_exceptions=True)
 
-    async def _mount(self, link: Link, info: SegmentInfo, segment: Segment) -> None:
-        contents = await asyncio.to_thread(self._storage.contents, info.name)
+    def _reading(self, infos: list[SegmentInfo], number: int) -> asyncio.Future[Scan]:
+        """Begin to read what is in a segment; nothing is in one beyond the last."""
+        if number >= len(infos):
+            none: asyncio.Future[Scan] = asyncio.get_running_loop().create_future()
+            none.set_result(Scan([], [], 0, 0))
+            return none
+        return asyncio.ensure_future(asyncio.to_thread(self._storage.contents, infos[number].name))
+
+    async def _mount(
+        self, link: Link, version: int, info: SegmentInfo, segment: Segment, contents: Scan
+    ) -> None:
         mounted = await link.request(Mount(info, contents.generation_max), Mounted)
         self._by_handle[mounted.handle] = segment
         rejected: dict[int, int] = {}
-        for objects, last in pieces(contents):
-            answer = await link.request(Announce(mounted.handle, objects, last), Announced)
-            generations = {found.index: found.generation for found in objects}
-            rejected |= {i: generations[i] for i in answer.rejected if i in generations}
+        for piece in pieces(contents, mounted.handle, version):
+            answer = await link.request(piece, Announced)
+            if answer.rejected:
+                generations = generations_of(piece)
+                rejected |= {i: generations[i] for i in answer.rejected if i in generations}
         if rejected:
             segment.drop(list(rejected), list(rejected.values()))
             _log.info("segment %s: %d objects not adopted", info.name, len(rejected))
@@ -242,11 +265,26 @@ class MasterSession:
             _log.info("%s", text)
 
 
-def pieces(contents: Scan) -> Iterator[tuple[list[Found], bool]]:
+def pieces(contents: Scan, handle: int, version: int) -> Iterator[Announce | AnnouncePacked]:
     """Cut what a segment holds into announcements; the last one is marked, and there is one."""
-    objects = contents.found + contents.writing
-    for at in range(0, max(len(objects), 1), ANNOUNCE_OBJECTS):
-        yield objects[at : at + ANNOUNCE_OBJECTS], at + ANNOUNCE_OBJECTS >= len(objects)
+    one_by_one = contents.writing + contents.found
+    for each in contents.digests:
+        if version >= PACKED_SINCE:
+            yield from each.pieces(handle, PACKED_OBJECTS)
+        else:
+            one_by_one += each.found()
+    for at in range(0, max(len(one_by_one), 1), ANNOUNCE_OBJECTS):
+        last = at + ANNOUNCE_OBJECTS >= len(one_by_one)
+        yield Announce(handle, one_by_one[at : at + ANNOUNCE_OBJECTS], last)
+
+
+def generations_of(piece: Announce | AnnouncePacked) -> dict[int, int]:
+    """Return the generations of what was announced, by table entry."""
+    if isinstance(piece, Announce):
+        return {found.index: found.generation for found in piece.objects}
+    lines = np.frombuffer(piece.numbers, "<u8").reshape(-1, len(PACKED_COLUMNS))
+    index, generation = (PACKED_COLUMNS.index(name) for name in ("index", "generation"))
+    return dict(zip(lines[:, index].tolist(), lines[:, generation].tolist(), strict=True))
 
 
 def back_off_s(failures: int, jitter: float | None = None) -> float:

@@ -162,7 +162,7 @@ class Storage:
         """Return what is in a segment: the verified scan of a take-over once, then new ones."""
         held = self._held[name]
         adopted, held.adopted = held.adopted, None
-        return adopted or held.segment.scan()
+        return adopted or held.segment.scan(pack=True)
 
     def has_old_users(self) -> bool:
         """Tell whether processes map a segment since before this life of the node."""
@@ -226,11 +226,11 @@ class Storage:
         users.touch(mode=0o600)
         adopted = None
         if taken_over:
-            adopted = segment.scan(verify=True, reset=True)
+            adopted = segment.scan(verify=True, reset=True, pack=True)
             _log.info(
                 "took over %s: %d objects, %d unfinished, %d broken entries",
                 segment.path,
-                len(adopted.found),
+                adopted.count,
                 len(adopted.writing),
                 adopted.torn,
             )

@@ -6,6 +6,8 @@ from moonpool.errors import VersionMismatchError
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 2
+PACKED_SINCE = 2
+"""The version that brought AnnouncePacked."""
 AWAIT_SINCE = 2
 """The version that brought Tell and Await."""
 DISKS_SINCE = 2

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from moonpool.core.messages import Found
 from moonpool.transport import copy, layout
 from moonpool.transport.base import Places
+from moonpool.transport.digests import Digests, Packer
 from moonpool.transport.owners import Owners
 
 if TYPE_CHECKING:
@@ -25,21 +26,31 @@ _STEP_ENTRIES = 16_384
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What a segment holds: whole objects, and slots that were begun and not committed
-    (``writing`` is set in them). ``torn`` counts entries that are neither."""
+    (``writing`` is set in them). ``torn`` counts entries that are neither. Objects in ``digests``
+    are not in ``found``."""
 
     found: list[Found]
     writing: list[Found]
     generation_max: int
     torn: int
+    digests: list[Digests] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many whole objects there are."""
+        return len(self.found) + sum(map(len, self.digests))
 
 
-def read(segment: Segment, table: Any, owners: Owners, *, verify: bool, reset: bool) -> Scan:
+def read(
+    segment: Segment, table: Any, owners: Owners, *, verify: bool, reset: bool, pack: bool = False
+) -> Scan:
     """Return what the table tells, holes left alone.
 
     An object is whole if it is committed, in bounds, and all its pages are its own. verify: also
     compare each payload with its checksum. reset: free the entries that are torn, and the pages
-    whose owner no master has made.
+    whose owner no master has made. pack: return those that are named by digests as such.
     """
+    packer = Packer()
     limit = np.uint64(layout.generation_limit(time.time()))
     found: list[Found] = []
     writing: list[Found] = []
@@ -53,13 +64,17 @@ def read(segment: Segment, table: Any, owners: Owners, *, verify: bool, reset: b
         alive &= entries["state"] == layout.COMMITTED
         if verify:
             _verify(segment, entries, alive)
-        found += _found(segment, entries[alive], (used[alive] + first).tolist())
+        whole, indexes = entries[alive], used[alive] + first
+        if pack:
+            rest = packer.take(whole, indexes)
+            whole, indexes = whole[rest], indexes[rest]
+        found += _found(segment, whole, indexes.tolist())
         writing += _found(segment, entries[begun], (used[begun] + first).tolist(), writing=True)
         broken = ~(alive | begun)
         torn += int(broken.sum())
         if reset:
             table["state"][first + used[broken]] = layout.FREE
-    return Scan(found, writing, newest, torn)
+    return Scan(found, writing, newest, torn, packer.packed())
 
 
 def pick(

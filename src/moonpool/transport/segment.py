@@ -273,10 +273,10 @@ class Segment:
         self.parts()
         return int(valid.sum())
 
-    def scan(self, *, verify: bool = False, reset: bool = False) -> scan.Scan:
+    def scan(self, *, verify: bool = False, reset: bool = False, pack: bool = False) -> scan.Scan:
         """Read the table; see scan.read."""
         parts = self.parts()
-        found = scan.read(self, parts.table, parts.owners, verify=verify, reset=reset)
+        found = scan.read(self, parts.table, parts.owners, verify=verify, reset=reset, pack=pack)
         self.parts()
         return found
 

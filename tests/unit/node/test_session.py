@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from moonpool.config import NodeConfig
-from moonpool.core.messages import Found
+from moonpool.core.messages import Announce, Found
 from moonpool.errors import ConfigError
 from moonpool.node.daemon import advertised
-from moonpool.node.session import ANNOUNCE_OBJECTS, back_off_s, pieces
+from moonpool.node.session import ANNOUNCE_OBJECTS, back_off_s, generations_of, pieces
 from moonpool.transport.scan import Scan
 
 
@@ -26,23 +26,25 @@ def found(index: int, *, writing: bool = False) -> Found:
     ],
 )
 def test_announcements_are_cut(count: int, lengths: list[int]) -> None:
-    cut = list(pieces(Scan([found(i) for i in range(count)], [], 0, 0)))
-    assert [len(objects) for objects, _ in cut] == lengths
-    assert [last for _, last in cut] == [False] * (len(cut) - 1) + [True]
+    cut = [*pieces(Scan([found(i) for i in range(count)], [], 0, 0), 3, 1)]
+    assert all(isinstance(each, Announce) for each in cut)
+    assert [len(generations_of(each)) for each in cut] == lengths
+    assert [each.last for each in cut] == [False] * (len(cut) - 1) + [True]
 
 
 def test_unfinished_slots_are_announced_too() -> None:
-    (objects, _last), *_ = pieces(Scan([found(0)], [found(1, writing=True)], 0, 0))
-    assert [f.writing for f in objects] == [False, True]
+    (piece,) = pieces(Scan([found(0)], [found(1, writing=True)], 0, 0), 3, 1)
+    assert isinstance(piece, Announce)
+    assert [f.writing for f in piece.objects] == [True, False]
 
 
 def test_back_off_grows_to_a_bound() -> None:
     waits = [back_off_s(n, 1.0) for n in range(40)]
     assert waits == sorted(waits)
     assert waits[0] == pytest.approx(0.1)
-    assert waits[-1] == pytest.approx(5.0)
-    assert back_off_s(40, 0.0) == pytest.approx(2.5)
-    assert 2.5 <= back_off_s(40) <= 5.0
+    assert waits[-1] == pytest.approx(0.5)
+    assert back_off_s(40, 0.0) == pytest.approx(0.25)
+    assert 0.25 <= back_off_s(40) <= 0.5
 
 
 @pytest.mark.parametrize(
