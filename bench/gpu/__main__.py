@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import cost, equality, loading, rig, ttft
+from bench.gpu import cost, equality, loading, rig, split, ttft
 from bench.gpu import replay as conversations
 from bench.gpu.model import LLAMA_8B, SMALL, TINY, Model, write_model
 from bench.gpu.rig import GIB, Bench
@@ -225,6 +225,32 @@ class Stages:
                 count, longest = (6, 900) if self.small else (200, 6000)
                 return await equality.compare(self.bench, count, longest, *found.values())
 
+    async def split(self) -> Any:
+        """Prefill here, decode there, through the pool alone: TTFT, and outputs token by token."""
+        repeats = int(os.environ.get("REPEATS", "1" if self.small else "5"))
+        result: dict[str, Any] = {"gpus": self.gpus}
+        for part, model in (
+            ("ttft", self.model),
+            ("equality", self.model if self.small else SMALL),
+        ):
+            kv_bytes = self.kv_bytes if self.small else (17 if part == "ttft" else 4) * GIB
+            gpus = {"split-d": 1 % self.gpus}
+            async with rig.pool(self.bench, min(self.pool_bytes, 40 * GIB)) as pool:
+                kinds = {"split-plain": self.options(model=model, kv_bytes=kv_bytes)}
+                for name, role in (("split-p", "kv_producer"), ("split-d", "kv_consumer")):
+                    connector = {**pool.connector(**self.extra), "kv_role": role}
+                    kinds[name] = self.options(connector, model=model, kv_bytes=kv_bytes)
+                async with rig.engines(self.bench, kinds, gpus) as found:
+                    engines = [*found.values()]
+                    if part == "ttft":
+                        rows = await split.first_tokens(self.bench, self.lengths, repeats, *engines)
+                        result[part] = rows
+                    else:
+                        size = (6, 900) if self.small else (100, 6000)
+                        result[part] = await split.compare(self.bench, *size, *engines)
+            self.bench.keep("split", result)
+        return result
+
     async def replay(self) -> Any:
         """Agentic conversations on two engines; rows in ROWS, or all."""
         rows = os.environ.get("ROWS", "none,offload_pinned,pool,pool_pinned,offload").split(",")
@@ -293,7 +319,7 @@ def _gather(traces: Path, target: Path) -> None:
 def main() -> int:
     """Run the stages; 0 if all of them did."""
     parser = argparse.ArgumentParser(description=__doc__)
-    choices = ["loading", "pool", "variants", "offload", "mooncake", "equality", "replay"]
+    choices = ["loading", "pool", "variants", "offload", "mooncake", "equality", "replay", "split"]
     parser.add_argument("stages", nargs="+", choices=choices)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")

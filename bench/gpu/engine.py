@@ -58,9 +58,14 @@ class Engine:
     async def _generate(self, request: dict[str, Any], silent: bool = False) -> None:
         from vllm import SamplingParams
 
-        out = int(request["out"])
+        out, transfer = int(request["out"]), request.get("transfer")
         params = SamplingParams(
-            max_tokens=out, min_tokens=out, temperature=0, detokenize=False, ignore_eos=True
+            max_tokens=out,
+            min_tokens=out,
+            temperature=0,
+            detokenize=False,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": transfer} if transfer else None,
         )
         parts = [_run(int(seed), int(n), self._vocabulary) for seed, n in request["prompt"]]
         prompt = np.concatenate(parts).tolist()

@@ -67,9 +67,15 @@ class Engine:
         """Wait until it serves."""
         self.ready_s = (await self._answer("ready", START_TIMEOUT_S))["ready_s"]
 
-    async def generate(self, prompt: Sequence[Part], out: int = 1) -> Answer:
-        """Return an answer with ``times`` of the tokens, ``cached``, ``prompt`` and ``tokens``."""
-        answer = await self._ask({"op": "generate", "prompt": list(prompt), "out": out})
+    async def generate(
+        self, prompt: Sequence[Part], out: int = 1, transfer: dict[str, Any] | None = None
+    ) -> Answer:
+        """Return an answer with ``times`` of the tokens, ``cached``, ``prompt`` and ``tokens``.
+
+        transfer: kv_transfer_params.
+        """
+        request = {"op": "generate", "prompt": list(prompt), "out": out, "transfer": transfer}
+        answer = await self._ask(request)
         answer["ttft"] = answer["times"][0]
         return answer
 
