@@ -76,6 +76,7 @@ class Admin:
     async def _metrics(self, request: web.Request) -> web.Response:
         front = self._front
         front.metrics.index_blocks.set(len(front.index))
+        front.knowledge.report()
         return web.Response(body=front.metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def _openapi(self, request: web.Request) -> web.Response:

@@ -93,6 +93,13 @@ class Knowledge:
         elif self.tokens is not None and not self.tokens.counted(prompt, usage.prompt_tokens):
             self._metrics.tokenizer_mismatches.inc()
 
+    def report(self) -> None:
+        """Bring the metrics up to date that are only looked at now and then."""
+        feed = self.pool.describe().get("feed") if self.pool is not None else None
+        for what, value in feed.items() if isinstance(feed, dict) else ():
+            if isinstance(value, int):
+                self._metrics.pool_feed.labels(what).set(value)
+
     def describe(self) -> dict[str, object]:
         """Return how prompts are known, for people."""
         return {

@@ -33,6 +33,11 @@ class RouterMetrics:
         self.tokenizer_mismatches = count(
             "tokenizer_mismatches", "Prompts that an instance counted in other tokens"
         )
+        self.pool_feed = level(
+            "pool_feed",
+            "The pool's changes: current (1 or 0), blocks, changes, gaps, snapshots",
+            "what",
+        )
         self.pool_lookups = count("pool_lookups", "Questions to the pool", "outcome")
         self.event_batches = count("kv_event_batches", "Batches of KV events", "instance")
         self.event_gaps = count("kv_event_gaps", "Gaps in an instance's KV events", "instance")

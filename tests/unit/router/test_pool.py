@@ -125,8 +125,12 @@ async def test_changes_are_followed_so_that_no_prompt_costs_a_question() -> None
             await asyncio.sleep(0.01)
     request = RoutedRequest("/", b"", 0.0, prompt=Prompt((), 640.0, 16.0, True, HASHES))
     metrics = RouterMetrics()
-    await Knowledge(metrics, None, pool).ask_pool(request)
+    knowledge = Knowledge(metrics, None, pool)
+    await knowledge.ask_pool(request)
     assert request.pool_tokens == 64
+    knowledge.report()
+    assert 'pool_feed{what="current"} 1.0' in metrics.text().decode()
+    assert 'pool_feed{what="gaps"} 0.0' in metrics.text().decode()
     assert 'pool_lookups_total{outcome="known hit"} 1.0' in metrics.text().decode()
     feed = pool.describe()["feed"]
     assert isinstance(feed, dict)
