@@ -20,9 +20,10 @@ SLOWEST_S = 600.0
 
 
 class Weights(NamedTuple):
-    """Seconds for any request, for 1,000 tokens to prefill, for 1,000 to load from the pool, for
-    ten requests that run beside it, for 10^9 pairs of a token to prefill and one before it, and
-    for each second of work that waits before it."""
+    """Seconds for any request, for 1,000 tokens to prefill, for 1,000 to load from the pool's part
+    on its own host, for ten requests that run beside it, for 10^9 pairs of a token to prefill and
+    one before it, for each second of work that waits before it, and for 1,000 tokens to load from
+    other hosts."""
 
     base: float
     prefill: float
@@ -30,24 +31,26 @@ class Weights(NamedTuple):
     running: float
     attention: float
     wait: float
+    far: float
 
 
 # A guess that the first few answers correct.
-PRIOR = Weights(0.03, 0.2, 0.02, 0.02, 0.5, 1.0)
+PRIOR = Weights(0.03, 0.2, 0.02, 0.02, 0.5, 1.0, 0.03)
 SIZE = len(PRIOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What stands before a first token: tokens to prefill, tokens to load from the pool, requests
-    that run at the same time, tokens of the prompt before those to prefill, and the seconds of
-    work that came first."""
+    that run at the same time, tokens of the prompt before those to prefill, the seconds of work
+    that came first, and of the tokens to load those that lie on other hosts."""
 
     prefill_tokens: float = 0.0
     load_tokens: float = 0.0
     running: int = 0
     context_tokens: float = 0.0
     wait_s: float = 0.0
+    far_tokens: float = 0.0
 
     def features(self) -> Weights:
         """Return what the weights are multiplied with."""
@@ -55,10 +58,11 @@ class Work:
         return Weights(
             1.0,
             self.prefill_tokens / 1000,
-            self.load_tokens / 1000,
+            (self.load_tokens - self.far_tokens) / 1000,
             self.running / 10,
             pairs / 1e9,
             self.wait_s,
+            self.far_tokens / 1000,
         )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from moonpool.router.index import PrefixIndex
@@ -80,21 +81,21 @@ class PrefixPolicy:
         local = min(warm_blocks * prompt.block_tokens, most)
         pool = min(request.pool_tokens, most)
         wait_s = instance.queue.wait_s(request.ready_s)
-        computed = self._priced(instance, local, local, prompt.tokens - local, wait_s)
+        rest = instance.work(prompt.tokens - local)
+        work = replace(rest, context_tokens=local, wait_s=wait_s)
+        computed = _priced(instance, local, local, work)
         if pool <= local:
             return computed
-        loaded = self._priced(instance, local, pool, prompt.tokens - pool, wait_s)
-        return min(computed, loaded, key=lambda plan: plan.predicted_s)
-
-    def _priced(
-        self, instance: Instance, local: float, pool: float, prefill: float, wait_s: float
-    ) -> Plan:
+        load = pool - local
         work = replace(
-            instance.work(prefill, pool - local), context_tokens=max(local, pool), wait_s=wait_s
+            work,
+            prefill_tokens=prompt.tokens - pool,
+            load_tokens=load,
+            far_tokens=load * far_share(request.pool_hosts, instance.url),
+            context_tokens=pool,
         )
-        model = instance.model
-        own_s = model.compute_s(work)
-        return Plan(instance, work, local, pool, prefill, model.predict(work), own_s=own_s)
+        loaded = _priced(instance, local, pool, work)
+        return min(computed, loaded, key=lambda plan: plan.predicted_s)
 
     def sent(self, request: RoutedRequest, plan: Plan) -> None:
         """Note that the instance is about to have the whole prompt."""
@@ -113,3 +114,23 @@ class PrefixPolicy:
         age_s = room.sent(keys, known, request.ready_s, instance.facts.blocks)
         if age_s is not None:
             self._reuse_s = max(1.0, self._reuse_s + FOLLOW * (age_s - self._reuse_s))
+
+
+def _priced(instance: Instance, local: float, pool: float, work: Work) -> Plan:
+    model = instance.model
+    own_s, predicted_s = model.compute_s(work), model.predict(work)
+    return Plan(instance, work, local, pool, work.prefill_tokens, predicted_s, own_s=own_s)
+
+
+def far_share(hosts: Mapping[str, float], url: str) -> float:
+    """Return which share of what the pool has of a prompt is on other hosts than an instance's;
+    0 where that is not known."""
+    total = sum(hosts.values())
+    if not total:
+        return 0.0
+    own = urlsplit(url).hostname
+    return sum(each for name, each in hosts.items() if _host(name) != own) / total
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]") if ":" in address else address

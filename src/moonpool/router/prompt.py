@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,9 @@ class RoutedRequest:
     """A request as policies see it. ``arrived_s`` is a time of the front's clock.
 
     session: names the conversation, "" where nothing does. pool_tokens: the prompt's head that
-    the pool has. ready_s: when it was its turn. home: the instance that must serve it, where only
-    one can; made: takes an answer's first bytes and who gave it.
+    the pool has; pool_hosts: the same by the address of the host that has it, where that is
+    known. ready_s: when it was its turn. home: the instance that must serve it, where only one
+    can; made: takes an answer's first bytes and who gave it.
     """
 
     path: str
@@ -49,6 +50,7 @@ class RoutedRequest:
     stream: bool = False
     prompt: Prompt = NO_PROMPT
     pool_tokens: float = 0.0
+    pool_hosts: Mapping[str, float] = field(default_factory=dict)
     fields: Any = field(default=None, repr=False)
     home: Instance | None = None
     made: Callable[[bytes, Instance], None] | None = None

@@ -64,7 +64,9 @@ def simulate(cluster: Cluster, traffic: Traffic) -> Outcome:
     )
     engines: list[Engine] = []
     for place in range(cluster.engines):
-        router.join(_maker(cluster, clock, block, place, pool, engines), _blocks(cluster, block))
+        host = place * cluster.hosts // cluster.engines
+        make = _maker(cluster, clock, block, (place, host), pool, engines)
+        router.join(make, cluster.hardware.hbm_tokens // block, host)
     recorder = _Recorder(router.submit, block)
     traffic.start(clock, recorder.submit, cluster.warm_s + cluster.length_s)
     clock.run(cluster.warm_s)
@@ -83,21 +85,17 @@ def simulate(cluster: Cluster, traffic: Traffic) -> Outcome:
     )
 
 
-def _blocks(cluster: Cluster, block: int) -> int:
-    return cluster.hardware.hbm_tokens // block
-
-
 def _maker(
     cluster: Cluster,
     clock: Clock,
     block: int,
-    place: int,
+    at: tuple[int, int],
     pool: PoolModel | None,
     engines: list[Engine],
 ) -> Callable[[Callable[[bool, list[int]], None]], Engine]:
     def make(changed: Callable[[bool, list[int]], None]) -> Engine:
+        place, host = at
         hardware = cluster.hardware.faster(cluster.speeds[place % len(cluster.speeds)])
-        host = place * cluster.hosts // cluster.engines
         engines.append(Engine(clock, hardware, block, place, host, pool, changed))
         return engines[-1]
 

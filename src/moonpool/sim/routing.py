@@ -47,10 +47,10 @@ class SimRouter:
         self._engines: dict[Instance, Engine] = {}
 
     def join(
-        self, make: Callable[[Callable[[bool, list[int]], None]], Engine], blocks: int
+        self, make: Callable[[Callable[[bool, list[int]], None]], Engine], blocks: int, host: int
     ) -> None:
-        """Add an engine, made with what it shall tell of its blocks."""
-        instance = self.members.add(f"http://engine-{len(self._engines)}:8000")
+        """Add an engine of a host, made with what it shall tell of its blocks."""
+        instance = self.members.add(f"http://host-{host}:{8000 + len(self._engines)}")
         facts = EngineFacts(block_tokens=self._block, blocks=blocks)
         self.members.learn(instance, facts)
         self._engines[instance] = make(lambda came, keys: self._changed(instance, came, keys))
@@ -78,7 +78,12 @@ class SimRouter:
         if self.policy.needs_prompt:
             routed.prompt = Prompt(job.keys, job.prompt_tokens, self._block, exact=True)
         if self.policy.needs_pool and self._pool is not None:
-            routed.pool_tokens = float(self._pool.match(job.keys) * self._block)
+            found = self._pool.match(job.keys)
+            routed.pool_tokens = float(found * self._block)
+            routed.pool_hosts = {
+                f"host-{host}": float(count * self._block)
+                for host, count in self._pool.hosts_of(job.keys[:found]).items()
+            }
         candidates = [each for each in self.members.instances if each.is_up(now)]
         plan = self.policy.choose(routed, candidates)
         self.policy.sent(routed, plan)

@@ -22,6 +22,36 @@ def test_rates_are_learned_from_answers() -> None:
         assert model.predict(work) == pytest.approx(_truth(work), rel=0.15)
 
 
+def test_long_prompts_other_hosts_and_queues_have_their_own_rates() -> None:
+    model, chance = LatencyModel(), random.Random(4)
+
+    def truth(work: Work) -> float:
+        pairs = work.prefill_tokens * (work.context_tokens + work.prefill_tokens / 2)
+        near = (work.load_tokens - work.far_tokens) / 300_000
+        return 0.04 + 2.4e-5 * work.prefill_tokens + 8.4e-10 * pairs + near + (
+            work.far_tokens / 80_000 + 0.9 * work.wait_s
+        )  # fmt: skip
+
+    for _ in range(400):
+        load = chance.choice((0, chance.randrange(100_000)))
+        work = Work(
+            prefill_tokens=round(10 ** chance.uniform(2.0, 4.7)),
+            load_tokens=load,
+            context_tokens=chance.randrange(100_000),
+            wait_s=chance.choice((0.0, chance.uniform(0, 3))),
+            far_tokens=chance.choice((0, load)),
+        )
+        model.observe(work, truth(work) * chance.uniform(0.95, 1.05))
+    for work in (
+        Work(80_000),
+        Work(600, 0, 0, 120_000),
+        Work(600, 50_000),
+        Work(600, 50_000, far_tokens=50_000),
+        Work(600, wait_s=5.0),
+    ):
+        assert model.predict(work) == pytest.approx(truth(work), rel=0.3)
+
+
 def test_a_change_of_speed_is_followed() -> None:
     model, chance = LatencyModel(), random.Random(2)
     for share in (1.0, 3.0):

@@ -11,7 +11,7 @@ from moonpool.router.index import PrefixIndex
 from moonpool.router.instance import Instance, Plan, Ticket
 from moonpool.router.latency import PRIOR
 from moonpool.router.policy import NAMES, LeastLoaded, RoundRobin, create
-from moonpool.router.prefix import PrefixPolicy
+from moonpool.router.prefix import PrefixPolicy, far_share
 from moonpool.router.prompt import Prompt, RoutedRequest
 from moonpool.router.session import SessionHash
 
@@ -126,6 +126,39 @@ def test_a_slow_pool_is_not_counted_on() -> None:
     instance.model._own = PRIOR._replace(prefill=0.1, load=5.0)
     plan = policy.choose(_request(list(range(100)), pool=1600.0), [instance])
     assert plan.prefill_tokens == 100 * BLOCK + 1
+
+
+def test_of_equal_ones_the_host_that_has_the_pools_blocks_is_taken() -> None:
+    policy = PrefixPolicy(PrefixIndex())
+    instances = [Instance("http://10.0.0.1:8000", 0), Instance("http://10.0.0.2:8000", 1)]
+    request = _request(list(range(4000)), pool=4000 * BLOCK)
+    for host in ("10.0.0.2", "10.0.0.1"):
+        request.pool_hosts = {f"{host}:50053": 4000 * BLOCK}
+        plan = policy.choose(request, instances)
+        assert plan.serve.url == f"http://{host}:8000"
+        assert plan.work.far_tokens == 0
+
+
+def test_the_share_on_other_hosts() -> None:
+    hosts = {"10.0.0.1:50053": 300.0, "[fd00::1]:50053": 100.0}
+    assert far_share(hosts, "http://10.0.0.1:8000") == 0.25
+    assert far_share(hosts, "http://[fd00::1]:8000") == 0.75
+    assert far_share(hosts, "http://10.0.0.3:8000") == 1.0
+    assert far_share({}, "http://10.0.0.3:8000") == 0.0
+
+
+def test_a_new_conversation_goes_where_what_is_forgotten_is_the_oldest() -> None:
+    policy, instances = PrefixPolicy(PrefixIndex()), _instances(2)
+    for instance in instances:
+        instance.facts.blocks = 100
+    for place, at in ((0, 1.0), (1, 50.0)):
+        request = _request(list(range(1000 * place, 1000 * place + 95)))
+        request.ready_s = at
+        policy.sent(request, Plan(instances[place]))
+    for turn in range(4):
+        request = _request(list(range(5000 + 100 * turn, 5050 + 100 * turn)))
+        request.ready_s = 60.0
+        assert policy.choose(request, instances).serve is instances[0]
 
 
 def test_a_ticket_counts_once() -> None:
