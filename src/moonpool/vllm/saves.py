@@ -1,7 +1,7 @@
 """The worker's saves: threads that put objects into the pool straight from the engine's blocks.
 
 The scheduler holds the blocks until the job is reported; every job is reported exactly once, with
-a code for each object, at the latest soon after its deadline.
+a code for each object, at the latest soon after its deadline. Several threads share an urgent job.
 """
 
 from __future__ import annotations
@@ -38,10 +38,23 @@ _HOPELESS = frozenset({NoSpaceError.code, MasterUnreachableError.code, LATE})
 
 @dataclass(slots=True)
 class _Save:
+    """A job in progress: codes of its objects, and parts that have not ended."""
+
     job: SaveJob
     fence: Fence | None
     began: float
     deadline: float
+    codes: list[int]
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Objects [first, last) of a job."""
+
+    save: _Save
+    first: int
+    last: int
 
 
 class Saver:
@@ -63,8 +76,8 @@ class Saver:
         self._table, self._link, self._tally, self._clock = table, link, tally, clock
         self._timeout_s, self._chunk_bytes, self._notify = timeout_s, chunk_bytes, notify
         self._work = threading.Condition()
-        self._queue: deque[_Save] = deque()
-        self._urgent: deque[_Save] = deque()
+        self._queue: deque[_Part] = deque()
+        self._urgent: deque[_Part] = deque()
         self._ended: list[SaveDone] = []
         self._newest = 0
         self._stopped = False
@@ -83,12 +96,23 @@ class Saver:
                 if job.job_id <= self._newest:
                     continue
                 self._newest = job.job_id
-                save = _Save(job, fence, now, now + self._timeout_s)
+                count = len(job.counts)
+                save = _Save(job, fence, now, now + self._timeout_s, [LATE] * count)
                 if self._stopped:
-                    self._end(save, [LATE] * len(job.counts))
-                else:
-                    (self._urgent if job.urgent else self._queue).append(save)
+                    self._end(save)
+                    continue
+                ends = self._parts(job) if job.urgent else [count]
+                save.parts = len(ends)
+                (self._urgent if job.urgent else self._queue).extend(
+                    _Part(save, first, last) for first, last in zip([0, *ends], ends, strict=False)
+                )
             self._work.notify_all()
+
+    def _parts(self, job: SaveJob) -> list[int]:
+        """Return where parts of about a chunk end."""
+        size = self._table.block_bytes * int(job.counts.max(initial=1))
+        step, count = max(1, self._chunk_bytes // size), len(job.counts)
+        return [*range(step, count, step), count]
 
     def take_ended(self) -> list[SaveDone]:
         """Return the jobs that ended since the last call."""
@@ -101,8 +125,8 @@ class Saver:
         with self._work:
             self._stopped = True
             while self._urgent or self._queue:
-                save = self._next()
-                self._end(save, [LATE] * len(save.job.counts))
+                part = self._next()
+                self._end_part(part, [LATE] * (part.last - part.first))
             self._work.notify_all()
         for thread in self._threads:
             thread.join(timeout_s)
@@ -114,40 +138,39 @@ class Saver:
                     if self._stopped:
                         return
                     self._work.wait()
-                save = self._next()
-            codes: list[int] = []
+                part = self._next()
+            fence, count, codes = part.save.fence, part.last - part.first, list[int]()
             try:
-                with save.fence() if save.fence else contextlib.nullcontext():
-                    self._put(save, codes)
+                with fence() if fence else contextlib.nullcontext():
+                    self._put(part, codes)
             except MoonpoolError as error:
-                codes += [error.code] * (len(save.job.counts) - len(codes))
+                codes += [error.code] * (count - len(codes))
                 self._link.failed(error)
             except Exception:  # noqa: BLE001 - the blocks must be given back, whatever happens
                 logger.exception("moonpool: a save failed")
             finally:
                 with self._work:
-                    missing = len(save.job.counts) - len(codes)
-                    self._end(save, codes + [MoonpoolError.code] * missing)
+                    missing = count - len(codes)
+                    self._end_part(part, codes + [MoonpoolError.code] * missing)
 
-    def _next(self) -> _Save:
+    def _next(self) -> _Part:
         return (self._urgent or self._queue).popleft()
 
-    def _put(self, save: _Save, codes: list[int]) -> None:
-        """Put the job's objects chunk by chunk, appending a code for each."""
-        job = save.job
+    def _put(self, part: _Part, codes: list[int]) -> None:
+        """Put a part's objects chunk by chunk, appending a code for each."""
+        job = part.save.job
         keys = objects.keys_of(job.namespace, job.names)
         parents = objects.parents_of(job.namespace, job.parents)
         starts: I64 = np.concatenate(([0], np.cumsum(job.counts))).astype(np.int64)
-        while len(codes) < len(keys):
-            first = len(codes)
+        while (first := part.first + len(codes)) < part.last:
             size = self._table.block_bytes * int(job.counts[first])
-            last = min(len(keys), first + max(1, self._chunk_bytes // size))
-            left_s, pool = save.deadline - self._clock(), self._link.get()
+            last = min(part.last, first + max(1, self._chunk_bytes // size))
+            left_s, pool = part.save.deadline - self._clock(), self._link.get()
             if left_s <= 0 or pool is None or _HOPELESS.intersection(codes):
-                codes += [LATE if left_s <= 0 else _hopeless(codes)] * (len(keys) - first)
+                codes += [LATE if left_s <= 0 else _hopeless(codes)] * (part.last - first)
                 return
-            part = starts[first : last + 1]
-            pieces = self._table.pieces(job.block_ids[part[0] : part[-1]], part - part[0])
+            rows = starts[first : last + 1]
+            pieces = self._table.pieces(job.block_ids[rows[0] : rows[-1]], rows - rows[0])
             found = pool.put_pieces(
                 keys[first:last], pieces, parents=parents[first:last], timeout_s=left_s
             )
@@ -156,7 +179,14 @@ class Saver:
             if not _HOPELESS.intersection(codes):
                 self._link.worked()
 
-    def _end(self, save: _Save, codes: list[int]) -> None:
+    def _end_part(self, part: _Part, codes: list[int]) -> None:
+        part.save.codes[part.first : part.last] = codes
+        part.save.parts -= 1
+        if not part.save.parts:
+            self._end(part.save)
+
+    def _end(self, save: _Save) -> None:
+        codes = save.codes
         existing = codes.count(AlreadyExistsError.code)
         stored = codes.count(0)
         self._ended.append(SaveDone(save.job.job_id, tuple(codes)))

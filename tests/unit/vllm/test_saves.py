@@ -182,3 +182,25 @@ def test_what_another_engine_waits_for_is_saved_first() -> None:
     bench.pool.gate.set()
     assert [done.job_id for done in bench.wait(4)] == [1, 4, 2, 3]
     bench.saver.close()
+
+
+def test_several_threads_share_an_urgent_job() -> None:
+    bench = Bench(threads=4)
+    met = threading.Barrier(3)
+
+    @contextlib.contextmanager
+    def together() -> Iterator[None]:
+        met.wait(20)
+        yield
+
+    # Five objects, two in a chunk: three parts.
+    job = dataclasses.replace(bench.job(10), urgent=True)
+    bench.saver.submit([job], together)
+    assert bench.wait()[0].codes == (0,) * 5
+    bench.pool.put_code = NoSpaceError.code
+    bench.pool.objects.popitem()
+    again = dataclasses.replace(bench.job(10), urgent=True)
+    bench.saver.submit([again], together)
+    codes = bench.wait()[0].codes
+    assert sorted(codes) == [AlreadyExistsError.code] * 4 + [NoSpaceError.code]
+    bench.saver.close()
