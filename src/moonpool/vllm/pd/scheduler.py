@@ -70,13 +70,10 @@ class PDScheduler:
 
     def on_new_request(self, request: Any) -> None:
         """Replace the request's parameters by what is valid of them."""
-        params, why = None, "not readable"
-        try:
-            tokens = int(request.num_prompt_tokens)
-            asked = Asked(tokens, -(-tokens // self._block_size))
-            params, why = self._dialect.clean(request.kv_transfer_params, asked)
-        finally:
-            request.kv_transfer_params = None
+        tokens = int(request.num_prompt_tokens)
+        asked = Asked(tokens, -(-tokens // self._block_size))
+        params, why = self._dialect.clean(request.kv_transfer_params, asked)
+        request.kv_transfer_params = None
         if params is not None:
             params, why = self._accepted(request, params)
         if why:
