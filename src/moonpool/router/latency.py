@@ -101,19 +101,22 @@ class LatencyModel:
         factor = self.factor
         return Weights(*(factor * weight for weight in self._fleet.weights))
 
+    def price(self, work: Work) -> tuple[float, float]:
+        """Return the seconds to expect, and those of them in which the request's own prompt keeps
+        the instance computing."""
+        weights = self._own if self._fleet is None else self._fleet.weights
+        base, prefill, load, running, attention, wait, far = weights
+        tokens = work.prefill_tokens
+        pairs = tokens * (work.context_tokens + tokens / 2)
+        own = prefill * tokens / 1e3 + attention * pairs / 1e9
+        loads = load * (work.load_tokens - work.far_tokens) / 1e3 + far * work.far_tokens / 1e3
+        total = base + own + loads + running * work.running / 10 + wait * work.wait_s
+        factor = self.factor
+        return factor * total, factor * own
+
     def predict(self, work: Work) -> float:
         """Return the seconds to expect."""
-        weights, features = (
-            self._own if self._fleet is None else self._fleet.weights,
-            work.features(),
-        )
-        total = sum(map(float.__mul__, weights, features))
-        return total * self.factor if self._fleet is not None else total
-
-    def compute_s(self, work: Work) -> float:
-        """Return the seconds for which the request's own prompt keeps the instance busy."""
-        weights, features = self.weights, work.features()
-        return weights.prefill * features.prefill + weights.attention * features.attention
+        return self.price(work)[0]
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a first token that took ``seconds``; nonsense is left out."""

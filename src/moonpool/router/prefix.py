@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import lru_cache
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -70,8 +70,10 @@ class PrefixPolicy:
         new = request.prompt.tokens - plan.local_tokens
         blocks = int(new / request.prompt.block_tokens)
         age_s = room.age_s(request.ready_s, capacity, blocks)
+        if age_s == math.inf:
+            return cost
         wanted = math.exp(-age_s / self._reuse_s)
-        return cost + KEEP * wanted * plan.serve.model.compute_s(Work(new))
+        return cost + KEEP * wanted * plan.serve.model.price(Work(new))[1]
 
     def plan(self, request: RoutedRequest, instance: Instance, warm_blocks: int) -> Plan:
         """Return what serving the request on this instance is expected to take."""
@@ -81,19 +83,14 @@ class PrefixPolicy:
         local = min(warm_blocks * prompt.block_tokens, most)
         pool = min(request.pool_tokens, most)
         wait_s = instance.queue.wait_s(request.ready_s)
-        rest = instance.work(prompt.tokens - local)
-        work = replace(rest, context_tokens=local, wait_s=wait_s)
+        running, rest = instance.in_flight, prompt.tokens - local
+        work = Work(rest, 0.0, running, local, wait_s)
         computed = _priced(instance, local, local, work)
         if pool <= local:
             return computed
         load = pool - local
-        work = replace(
-            work,
-            prefill_tokens=prompt.tokens - pool,
-            load_tokens=load,
-            far_tokens=load * far_share(request.pool_hosts, instance.url),
-            context_tokens=pool,
-        )
+        far = load * far_share(request.pool_hosts, instance.url)
+        work = Work(prompt.tokens - pool, load, running, pool, wait_s, far)
         loaded = _priced(instance, local, pool, work)
         return min(computed, loaded, key=lambda plan: plan.predicted_s)
 
@@ -117,8 +114,7 @@ class PrefixPolicy:
 
 
 def _priced(instance: Instance, local: float, pool: float, work: Work) -> Plan:
-    model = instance.model
-    own_s, predicted_s = model.compute_s(work), model.predict(work)
+    predicted_s, own_s = instance.model.price(work)
     return Plan(instance, work, local, pool, work.prefill_tokens, predicted_s, own_s=own_s)
 
 
@@ -128,9 +124,15 @@ def far_share(hosts: Mapping[str, float], url: str) -> float:
     total = sum(hosts.values())
     if not total:
         return 0.0
-    own = urlsplit(url).hostname
+    own = _host_of(url)
     return sum(each for name, each in hosts.items() if _host(name) != own) / total
 
 
+@lru_cache(maxsize=1024)
+def _host_of(url: str) -> str | None:
+    return urlsplit(url).hostname
+
+
+@lru_cache(maxsize=1024)
 def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]") if ":" in address else address
