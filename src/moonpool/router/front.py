@@ -201,6 +201,10 @@ class Front:
             answer = await self.forward.answer(request, routed)
             served_s = self._clock() - began
             return answer
+        except BadRequest as error:
+            # A field's text, which is read only now, may be none.
+            self.metrics.refused.labels("bad request").inc()
+            return error_response(str(error), 400)
         except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.disconnects.inc()
             raise

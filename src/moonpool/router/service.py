@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from moonpool.config import RouterConfig
 from moonpool.errors import ConfigError
@@ -26,6 +27,15 @@ SHUTDOWN_TIMEOUT_S = 2.0
 WATCH_S = 1.0
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 log = logging.getLogger("moonpool.router")
+http_log = logging.getLogger("moonpool.router.http")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Return whether a record is worth a line: what clients send that is no HTTP is not."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+http_log.addFilter(_is_ours)
 
 
 def listen(key: str, host: str, port: int) -> socket.socket:
@@ -49,6 +59,7 @@ async def serving(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         front.app(),
         handler_cancellation=True,
         access_log=None,
+        logger=http_log,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
     )
     await runner.setup()
