@@ -69,6 +69,8 @@ class Knowledge:
         known = self.pool.known(prompt.hashes, int(prompt.block_tokens))
         if known is not None:
             request.pool_tokens = float(known)
+            if known:
+                request.pool_hosts = self.pool.hosts(prompt.hashes, int(prompt.block_tokens))
             self._metrics.pool_lookups.labels("known hit" if known else "known miss").inc()
             return
         if len(self._asking) >= ASKING_MAX:

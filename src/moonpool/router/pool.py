@@ -39,6 +39,9 @@ class PoolView(Protocol):
     def known(self, hashes: Sequence[bytes], block_tokens: int) -> int | None:
         """Return the same where it is known without asking anybody, else None."""
 
+    def hosts(self, hashes: Sequence[bytes], block_tokens: int) -> dict[str, int]:
+        """Return how many of these tokens each host has, by its address; empty if unknown."""
+
     def describe(self) -> dict[str, object]:
         """Return its state for people."""
 

@@ -135,4 +135,7 @@ def _host_of(url: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]") if ":" in address else address
+    """Return the host of an address with a port or without."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

@@ -144,6 +144,10 @@ def test_the_share_on_other_hosts() -> None:
     assert far_share(hosts, "http://10.0.0.1:8000") == 0.25
     assert far_share(hosts, "http://[fd00::1]:8000") == 0.75
     assert far_share(hosts, "http://10.0.0.3:8000") == 1.0
+    for address in ("10.0.0.1", "10.0.0.1:1"):
+        assert far_share({address: 1.0}, "http://10.0.0.1:8000") == 0.0
+    for address in ("fd00::1", "[fd00::1]"):
+        assert far_share({address: 1.0}, "http://[fd00::1]:8000") == 0.0
     assert far_share({}, "http://10.0.0.3:8000") == 0.0
 
 
