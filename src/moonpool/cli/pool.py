@@ -13,7 +13,8 @@ Master = Annotated[
     str | None,
     typer.Option(
         "--master",
-        help="The master's host:port (default: MOONPOOL_MASTER, else 127.0.0.1:50051).",
+        help="The master's host:port, several with commas, or etcd://... (default: MOONPOOL_HA, "
+        "MOONPOOL_MASTER, else 127.0.0.1:50051).",
         metavar="HOST:PORT",
     ),
 ]
@@ -28,7 +29,7 @@ def connect(master: str | None) -> Store:
 
     config = load(ClientConfig, flags={"master": master})
     return Store.connect(
-        config.master,
+        config.ha or config.master,
         name=config.name or "cli",
         transports=config.transports,
         timeout_s=config.timeout_s,
