@@ -90,6 +90,9 @@ class Engine:
             return web.json_response(
                 {"by": self.name, "usage": usage, "kv_transfer_params": self.params}
             )
+        return await self._stream(request, usage)
+
+    async def _stream(self, request: web.Request, usage: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         for event in ({"by": self.name}, {"usage": usage}):

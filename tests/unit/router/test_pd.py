@@ -391,31 +391,31 @@ async def test_an_engine_without_block_ids_hands_over_through_the_pool() -> None
         assert d.bodies[1]["kv_transfer_params"]["do_remote_prefill"] is True
 
 
+async def _trouble(at: House, dice: random.Random) -> None:
+    while True:
+        each = dice.choice([*at.ps, *at.ds])
+        each.hang_up, each.status = dice.random() < 0.2, dice.choice((200, 200, 200, 503, 500))
+        (each.go_on.set if dice.random() < 0.7 else each.go_on.clear)()
+        await asyncio.sleep(0.002)
+
+
+async def _client(at: House, dice: random.Random) -> int:
+    await asyncio.sleep(dice.random() * 0.3)
+    try:
+        async with asyncio.timeout(0.05 if dice.random() < 0.2 else None):
+            return (await _ask(at, content=dice.random()))[0]
+    except TimeoutError:
+        return 0
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_breaks_nothing_is_left_over(seed: int) -> None:
     """Engines hang up, refuse and stall at random, clients leave: no load is counted twice or kept,
     and whoever stays gets an answer."""
     dice = random.Random(seed)
-
-    async def trouble(at: House) -> None:
-        while True:
-            each = dice.choice([*at.ps, *at.ds])
-            each.hang_up, each.status = dice.random() < 0.2, dice.choice((200, 200, 200, 503, 500))
-            (each.go_on.set if dice.random() < 0.7 else each.go_on.clear)()
-            await asyncio.sleep(0.002)
-
-    async def client(at: House) -> int:
-        await asyncio.sleep(dice.random() * 0.3)
-        try:
-            async with asyncio.timeout(0.05 if dice.random() < 0.2 else None):
-                status, _ = await _ask(at, content=dice.random())
-        except TimeoutError:
-            return 0
-        return status
-
     async with house(3, 3, policy=dice.choice(("prefix", "round_robin"))) as at:
-        making = asyncio.create_task(trouble(at))
-        clients = [asyncio.create_task(client(at)) for _ in range(60)]
+        making = asyncio.create_task(_trouble(at, dice))
+        clients = [asyncio.create_task(_client(at, dice)) for _ in range(60)]
         await asyncio.sleep(0.4)
         making.cancel()
         await asyncio.wait([making])
