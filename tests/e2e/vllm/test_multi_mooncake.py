@@ -26,7 +26,7 @@ from tests.integration.processes import eventually, pool
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SAME = 1e-4
-PEER_TIMEOUT_S = 10.0
+PEER_TIMEOUT_S = 15.0
 
 
 def transfer(role: str) -> dict[str, Any]:
@@ -162,3 +162,19 @@ def test_one_transfer_id_for_two_requests_holds_no_blocks(pair: Pair) -> None:
     for n in range(3):
         pair.prefill.complete(prompt(10 + n, 200), 1, kv_transfer_params=sends)
     assert pair.prefill.metric("vllm:moonpool_peer_params_refused_total") == before + 2
+
+
+def test_a_prefill_that_dies_while_it_is_awaited_is_noticed(pair: Pair) -> None:
+    """The last of all. MooncakeConnector itself goes on waiting."""
+    tokens = prompt(30, 300)
+    plain = pair.plain(tokens)
+    told = pair.received()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(pair.decode.complete, tokens, 8, kv_transfer_params=told)
+        loads = "vllm:moonpool_peer_loads_total"
+        before = pair.decode.metric(loads)
+        eventually("it waits", lambda: pair.decode.metric(loads) > before or before, 30)
+        pair.prefill.kill()
+        answer = waiting.result()
+    assert difference(answer, plain) < SAME
+    assert f"nobody listens at 127.0.0.1:{pair.prefill.bootstrap}" in pair.decode.text()

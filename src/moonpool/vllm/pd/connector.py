@@ -77,6 +77,8 @@ class MoonpoolPDConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
 
     def shutdown(self) -> None:
         """Stop both. Idempotent."""
+        if self._worker is not None:
+            self._worker.pulse.close()
         self._peer.call("shutdown", None)
         self._pool.shutdown()
 

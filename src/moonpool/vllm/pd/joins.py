@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moonpool.vllm.objects import I32
+from moonpool.vllm.pd.pulse import Address
+
+PATIENCE_S = 2.0
+"""Most transfers have ended by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,8 @@ class Join:
     """What the scheduler's side has planned for a request.
 
     block_ids: the engine's blocks past its own hit; the first ``split`` of them come from the
-    pool, the others from the peer. timeout_s: how long the peer may take.
+    pool, the others from the peer. timeout_s: how long the peer may take; address: where the
+    instance listens that it waits for.
     """
 
     serial: int
@@ -28,11 +33,13 @@ class Join:
     block_ids: I32
     split: int
     timeout_s: float
+    address: Address | None = None
 
 
 @dataclass(slots=True)
 class _Open:
     join: Join
+    began: float
     deadline: float
     pool_done: bool
     bad: set[int] = field(default_factory=set)
@@ -79,6 +86,7 @@ class Joins:
         ids = [int(block) for block in join.block_ids]
         self._open[join.request_id] = _Open(
             join,
+            now,
             now + join.timeout_s,
             pool_done=join.split == 0,
             prefix=frozenset(ids[: join.split]),
@@ -114,6 +122,20 @@ class Joins:
             elif request_id in self._abandoned:
                 self._out.released += self._abandoned.pop(request_id)
 
+    def addresses(self, now: float) -> set[Address]:
+        """Return where the instances listen that peers have been waiting for for a while."""
+        return {
+            one.join.address
+            for one in self._open.values()
+            if one.join.address and not one.peer_done and now - one.began >= PATIENCE_S
+        }
+
+    def give_up(self, addresses: Collection[Address], now: float) -> None:
+        """Wait no longer for instances that are gone."""
+        for one in self._open.values() if addresses else ():
+            if one.join.address in addresses:
+                one.deadline = min(one.deadline, now)
+
     def take(self, now: float) -> Outcome:
         """Return what is over since the last call."""
         for request_id, one in list(self._open.items()):
@@ -139,6 +161,13 @@ class Joins:
             out.failed.append(join.serial)
 
 
-def make(serial: int, request_id: str, block_ids: list[int], split: int, timeout_s: float) -> Join:
+def make(
+    serial: int,
+    request_id: str,
+    block_ids: list[int],
+    split: int,
+    timeout_s: float,
+    address: Address | None = None,
+) -> Join:
     """Return a join; ``block_ids`` as plain numbers."""
-    return Join(serial, request_id, np.array(block_ids, np.int32), split, timeout_s)
+    return Join(serial, request_id, np.array(block_ids, np.int32), split, timeout_s, address)

@@ -79,6 +79,15 @@ class Dialect:
         return {"do_remote_decode": False, "do_remote_prefill": True, **found}
 
 
+def address_of(params: Params) -> tuple[str, int] | None:
+    """Return where the instance listens that cleaned parameters of a receiver name."""
+    if "remote_host" in params:
+        return params["remote_host"], params["remote_port"]
+    parts = urlsplit(params.get("remote_bootstrap_addr", ""))
+    default = 443 if parts.scheme == "https" else 80
+    return (parts.hostname, parts.port or default) if parts.hostname else None
+
+
 def _nixl(params: Params, asked: Asked) -> tuple[Params, str]:
     if params.get("transfer_mode", "pull") != "pull":
         raise _WrongError("transfer_mode is not pull")

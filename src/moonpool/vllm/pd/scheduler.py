@@ -14,7 +14,7 @@ from typing import Any
 from moonpool.vllm.log import logger
 from moonpool.vllm.pd import joins
 from moonpool.vllm.pd.meta import PDMetadata, PDResults
-from moonpool.vllm.pd.params import Asked, Dialect
+from moonpool.vllm.pd.params import Asked, Dialect, address_of
 from moonpool.vllm.pd.peers import PeerSettings
 from moonpool.vllm.pd.quarantine import Quarantine
 from moonpool.vllm.pd.suffix import Suffix
@@ -174,6 +174,7 @@ class PDScheduler:
             list(ids[first:last]),
             from_pool // self._block_size,
             self._settings.peer_timeout_s,
+            address_of(request.kv_transfer_params),
         )
         self._open[serial] = join
         self._new.append(join)
@@ -221,10 +222,9 @@ class PDScheduler:
         self._abandoned[serial] = join.request_id
         self.quarantine.hold(serial, [int(block) for block in join.block_ids[join.split :]])
         logger.warning(
-            "moonpool: the peer did not fill %d blocks of request %s in %.0f s; they are computed",
+            "moonpool: the peer did not fill %d blocks of request %s; they are computed",
             len(join.block_ids) - join.split,
             join.request_id,
-            join.timeout_s,
         )
 
     def _sent(self, output: Any) -> None:

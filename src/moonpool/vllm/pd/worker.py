@@ -6,21 +6,31 @@ import time
 from typing import Any
 
 from moonpool.vllm.link import Clock
+from moonpool.vllm.log import logger
 from moonpool.vllm.pd.guard import Guarded
 from moonpool.vllm.pd.joins import Joins, Outcome
 from moonpool.vllm.pd.meta import PDMetadata, PDResults
+from moonpool.vllm.pd.pulse import Address, Pulse
 
 
 class PDWorker:
     """All methods are called by the worker's thread, in vLLM's order."""
 
-    def __init__(self, pool: Any, peer: Guarded, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        peer: Guarded,
+        clock: Clock = time.monotonic,
+        pulse: Pulse | None = None,
+    ) -> None:
         """pool and peer are connectors of the worker's role."""
         self._pool, self._peer, self._clock = pool, peer, clock
+        self.pulse = pulse or Pulse()
         self.joins = Joins()
         self._bad: set[int] = set()
         self._over = Outcome()
         self._meta = PDMetadata()
+        self._gone: set[Address] = set()
 
     def bind(self, meta: PDMetadata) -> None:
         """Take what begins in this step."""
@@ -53,7 +63,14 @@ class PDWorker:
         moved = self._peer.call("get_transfer_results", nothing, finished)
         wrong = self._peer.call("get_block_ids_with_load_errors", set())
         self.joins.peer_ended(moved.finished_recving, moved.failed_recving, wrong)
-        self._over = self.joins.take(self._clock())
+        now = self._clock()
+        self.pulse.watch(self.joins.addresses(now))
+        gone = self.pulse.gone()
+        for host, port in gone - self._gone:
+            logger.warning("moonpool: nobody listens at %s:%d any more", host, port)
+        self._gone = gone
+        self.joins.give_up(gone, now)
+        self._over = self.joins.take(now)
         self._bad |= self._over.bad
         return KVConnectorTransferResults(
             finished_sending=set(moved.finished_sending),

@@ -101,6 +101,9 @@ class PDEngine:
         self.worker = make("WORKER", self.config)
         if chosen is None:
             self.worker._worker._clock = self.clock
+            self.listening = True
+            self.worker._worker.pulse._connects = lambda _: self.listening
+            self.worker._worker.pulse._every_s = 0.001
         self.tensors = {
             f"layers.{n}.attn": torch.zeros((BLOCKS, 1, BLOCK, 4), dtype=torch.float32)
             for n in range(LAYERS)

@@ -143,6 +143,22 @@ def test_a_silent_peer_is_given_up_and_cannot_hurt_anybody(engine: PDEngine) -> 
     assert all(block.ref_cnt == 0 for block in engine.block_pool.blocks)
 
 
+def test_nobody_is_waited_for_who_is_gone(engine: PDEngine) -> None:
+    """Long before the deadline; a peer that pushes may not notice for minutes."""
+    fill_pool(engine)
+    request = start(engine)
+    lost = engine.peer.fills["r"]
+    engine.clock.now += 3.0
+    for _ in range(50):
+        engine.step()
+    assert engine.reported == []
+    engine.listening = False
+    engine.until_reported("r")
+    assert engine.restarted == {"r"}
+    assert [engine.block_pool.blocks[block].ref_cnt for block in lost] == [1]
+    assert engine.admit(request) == PREFIX * BLOCK
+
+
 def test_an_abort_waits_for_both(engine: PDEngine) -> None:
     fill_pool(engine)
     request = start(engine)
