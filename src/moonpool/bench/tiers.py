@@ -1,8 +1,8 @@
 """Hit rates of a pool with and without disks, by replaying a trace through the real master.
 
 The master's state machine and the disk's catalog run under a virtual clock; only bytes are not
-moved: what a node is told to write or read is done by the next tenth of a second. A request looks
-its prefix up, loads what is there, and puts the rest, in objects of 256 tokens and a tail.
+moved: the disk keeps up with whoever puts. A request looks its prefix up, loads what is there, and
+puts the rest, in objects of 256 tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ OBJECT_BYTES = 64 << 10
 TICK_S = 0.1
 TICKS_MAX = 3
 """Ticks between two requests at most: nothing happens in more."""
+WAY_BYTES_MIN = 64 * OBJECT_BYTES
 LEASE_S = 10.0
 ASKS_MAX = 200
 NAMESPACE = b"replay-namespace"
@@ -35,7 +36,8 @@ NODE = "node"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run: shares of the working set in memory and on disk, and what was hit, in tokens."""
+    """A run: shares of the working set in memory and on disk, and what was hit, in tokens.
+    ``from_disk_tokens`` were read from disk, which need not have been used."""
 
     trace: str
     memory_share: float
@@ -99,14 +101,16 @@ def replay(
     """Replay a trace against a pool with these shares of its ``objects``."""
     pool = _Pool(int(objects * memory_share), int(objects * disk_share), policy)
     tokens = hits = from_disk = 0
+    counters = pool.master.state.counters
     for step in steps:
         pool.pass_time(step.time_s)
-        found, on_disk = pool.request(step.digests)
+        before = counters["promotions"]
+        found = pool.request(step.digests)
         tokens += step.input_tokens
         hits += min(found * step.tokens_each, step.input_tokens)
-        from_disk += on_disk * step.tokens_each
-    unsaved = pool.master.state.counters["evicted_unsaved"]
-    return Point(trace, memory_share, disk_share, policy, tokens, hits, from_disk, unsaved)
+        from_disk += (counters["promotions"] - before) * step.tokens_each
+    shares = memory_share, disk_share
+    return Point(trace, *shares, policy, tokens, hits, from_disk, counters["evicted_unsaved"])
 
 
 class _Pool:
@@ -128,7 +132,8 @@ class _Pool:
         if disk_objects:
             capacity = disk_objects * OBJECT_BYTES
             self.catalog = Catalog(capacity, max(OBJECT_BYTES, capacity // 64))
-            disk = m.DiskInfo(NODE, capacity, policy, size // 4, size // 16)
+            ways = max(size // 4, WAY_BYTES_MIN), max(size // 16, WAY_BYTES_MIN)
+            disk = m.DiskInfo(NODE, capacity, policy, *ways)
             self._disk = self._expect(m.Mounted, m.MountDisk(disk)).handle
             self._ask(m.Shelve(self._disk, []), NODE)
 
@@ -151,25 +156,23 @@ class _Pool:
             self._ask(m.Tick(), "")
             self._work()
 
-    def request(self, digests: list[bytes]) -> tuple[int, int]:
-        """Serve a request; return how many objects of its prefix were there, and on disk only."""
+    def request(self, digests: list[bytes]) -> int:
+        """Serve a request; return how many objects of its prefix were there."""
         packed = b"".join(digests)
         matched = self._ask(m.Match(NAMESPACE, packed, DIGEST_BYTES), "client")
         assert isinstance(matched, m.Matched)
         keys = [bytes((len(NAMESPACE),)) + NAMESPACE + each for each in digests]
-        loaded, on_disk = self._load(keys[: matched.count], packed[: matched.count * DIGEST_BYTES])
+        loaded = self._load(keys[: matched.count], packed[: matched.count * DIGEST_BYTES])
         self._put(keys, loaded)
-        return loaded, on_disk
+        return loaded
 
-    def _load(self, keys: list[bytes], packed: bytes) -> tuple[int, int]:
-        """Read a prefix front first, waiting for what is on disk; return what came, and what of
-        it from disk."""
+    def _load(self, keys: list[bytes], packed: bytes) -> int:
+        """Read a prefix front first, waiting for what is on disk; return how much of it came."""
         if self.catalog is not None and keys:
             self._ask(m.Prefetch(NAMESPACE, packed, DIGEST_BYTES), "client")
             self._work()
         self._leases += 1
         there: set[int] = set()
-        from_disk: set[int] = set()
         wanted = list(range(len(keys)))
         for _ in range(ASKS_MAX):
             if not wanted:
@@ -180,11 +183,9 @@ class _Pool:
             found = dict(zip(wanted, reply.objects, strict=True))
             there.update(i for i, where in found.items() if where.generation)
             wanted = [i for i, where in found.items() if where.retry_after_s > 0]
-            from_disk.update(wanted)
             self._work()
         self._ask(m.Release([self._leases]), "client")
-        loaded = next((i for i in range(len(keys)) if i not in there), len(keys))
-        return loaded, sum(i < loaded for i in from_disk)
+        return next((i for i in range(len(keys)) if i not in there), len(keys))
 
     def _put(self, keys: list[bytes], known: int) -> None:
         for at in range(known, len(keys)):
@@ -195,6 +196,7 @@ class _Pool:
             if grant.code == 0:
                 self._known[grant.generation] = keys[at], parent
                 self._ask(m.PutEnd([grant.generation], [1]), "client")
+            self._work()
 
     # --- the node -------------------------------------------------------------------------------
 
