@@ -229,10 +229,9 @@ class Stages:
         """Prefill here, decode there, through the pool alone: TTFT, and outputs token by token."""
         repeats = int(os.environ.get("REPEATS", "1" if self.small else "5"))
         result: dict[str, Any] = {"gpus": self.gpus}
-        for part, model in (
-            ("ttft", self.model),
-            ("equality", self.model if self.small else SMALL),
-        ):
+        models = {"ttft": self.model, "equality": self.model if self.small else SMALL}
+        for part in os.environ.get("PARTS", "ttft,equality").split(","):
+            model = models[part]
             kv_bytes = self.kv_bytes if self.small else (17 if part == "ttft" else 4) * GIB
             gpus = {"split-d": 1 % self.gpus}
             async with rig.pool(self.bench, min(self.pool_bytes, 40 * GIB)) as pool:
