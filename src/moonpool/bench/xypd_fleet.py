@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 
@@ -127,8 +127,6 @@ def _settings(
     decode: Sequence[str],
     both: Sequence[str],
 ) -> RouterConfig:
-    from dataclasses import replace
-
     return replace(
         base, policy=policy, prefill=tuple(prefill), decode=tuple(decode), backends=tuple(both)
     )
@@ -200,11 +198,11 @@ class Local:
         )
 
 
-async def _together(waits: Sequence[object]) -> None:
+async def _together(waits: Sequence[Coroutine[Any, Any, None]]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for wait in waits:
-                group.create_task(wait)  # type: ignore[arg-type]
+                group.create_task(wait)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 

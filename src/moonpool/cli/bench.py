@@ -9,6 +9,7 @@ import typer
 
 from moonpool.cli import bench_routing, bench_ssd, bench_xypd
 from moonpool.cli.output import NOT_WELL, reports_errors
+from moonpool.cli.router import RouterCommand
 
 group = typer.Typer(help="Measure the pool beside this machine's own limits.", no_args_is_help=True)
 
@@ -16,7 +17,7 @@ group = typer.Typer(help="Measure the pool beside this machine's own limits.", n
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.command("routing")(bench_routing.routing)
-    group.command("xypd")(bench_xypd.xypd)
+    group.command("xypd", cls=RouterCommand)(bench_xypd.xypd)
     group.command("ssd")(bench_ssd.ssd)
     group.command("tiers")(bench_ssd.tiers)
     app.add_typer(group, name="bench")
