@@ -111,6 +111,10 @@ class Stages:
                 cost.Misses(prompts, tokens, rounds, seed),
                 {"plain": plain, "saving": first},
             )
+        if part == "quiet":
+            return await self._quiet(plain, first)
+        if part == "spy":
+            return [await self._spied(engine) for engine in (plain, first)]
         if part == "loads":
             return await self._beside_loads(plain, first, second)
         return await self._beside_saves(plain, first)
@@ -163,6 +167,27 @@ class Stages:
         every_s = float(os.environ.get("SAVES_EVERY_S", "0.5"))
         return await cost.rhythm(self.bench, "saves of other requests", sides, self.batch, every_s)
 
+    async def _quiet(self, plain: rig.Engine, first: rig.Engine) -> dict[str, Any]:
+        sides = [cost.Side("plain", plain, list), cost.Side("pooled", first, list)]
+        return await cost.rhythm(self.bench, "nothing else", sides, self.batch, 0.0)
+
+    async def _spied(self, engine: rig.Engine) -> str:
+        """Sample what an engine's Python does while it decodes; SPY is py-spy's program."""
+        target = self.bench.out / f"spy-{engine.name}.txt"
+        options = ["-s", "-d", "4", "-r", "200", "-f", "raw", "-o", str(target)]
+        command = [os.environ["SPY"], "record", "--pid", str(engine.pid), *options]
+        decoding = asyncio.create_task(
+            cost.rhythm(
+                self.bench, "spied on", [cost.Side(engine.name, engine, list)],
+                cost.Batch(32, 250, 1), 0.0,
+            )
+        )  # fmt: skip
+        await asyncio.sleep(2)
+        spy = await asyncio.create_subprocess_exec(*command)
+        await spy.wait()
+        await decoding
+        return target.name
+
     @property
     def batch(self) -> cost.Batch:
         """The decode batch whose rhythm is measured."""
@@ -175,7 +200,9 @@ class Stages:
         result: dict[str, Any] = {}
         if not self.small:
             result["bus"] = await ttft.bus(self.bench)
-        for kind, ways in (("huge", loading.WAYS), ("small", loading.WAYS[:3])):
+        for kind, ways in (("huge", loading.WAYS), ("small", loading.WAYS[:1])):
+            if kind not in os.environ.get("PAGES", "huge,small"):
+                continue
             nbytes = min(self.pool_bytes, 28 * GIB)
             async with rig.pool(self.bench, nbytes, huge_pages=kind == "huge") as pool:
                 self.bench.say(f"   {kind} pages")

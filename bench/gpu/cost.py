@@ -146,7 +146,7 @@ async def rhythm(
 ) -> dict[str, Any]:
     """Compare inter-token latency of a decode batch while other requests arrive.
 
-    They arrive every ``every_s`` seconds, whatever becomes of those before, and all engines
+    They arrive every ``every_s`` seconds (0: none do), whatever becomes of those before. All engines
     compute the same: where one loads a prefix, the other has it in its own cache; where one saves
     what it prefills, the other only prefills.
     """
@@ -168,7 +168,7 @@ async def rhythm(
             "gaps": len(together),
             "other_requests": len(others[name]),
             "other_cached_tokens": sum(answer["cached"] for answer in others[name]),
-            "other_ttft_p50": rig.median([answer["ttft"] for answer in others[name]]),
+            "other_ttft_p50": rig.median([answer["ttft"] for answer in others[name]] or [0.0]),
         }
     first, *rest = (result[side.name] for side in sides)
     for side, found in zip(sides[1:], rest, strict=True):
@@ -189,7 +189,7 @@ async def _decode(
     ]
     await asyncio.sleep(1.0)
     beside: list[asyncio.Task[dict[str, Any]]] = []
-    while not any(task.done() for task in decoding):
+    while every_s and not any(task.done() for task in decoding):
         beside.append(asyncio.create_task(side.engine.generate(side.prompts())))
         await asyncio.sleep(every_s)
     answers = await asyncio.gather(*decoding)

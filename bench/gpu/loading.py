@@ -65,13 +65,10 @@ class Way:
 
 WAYS = (
     Way("process", "process"),
+    Way("process, 1 thread", "process", threads=1),
+    Way("process, 4 threads", "process", threads=4),
     Way("thread"),
-    Way("1 thread", threads=1),
-    Way("2 threads", threads=2),
-    Way("8 threads", threads=8),
-    Way("2 threads, chunks of 1 GiB", threads=2, chunk=1024 * MIB),
-    Way("4 threads, chunks of 64 MiB", threads=4, chunk=64 * MIB),
-    Way("4 threads, steps of 256 MiB", threads=4, step=256 * MIB),
+    Way("thread, chunks of 128 MiB", chunk=128 * MIB),
     Way("process again", "process"),
 )
 

@@ -133,7 +133,7 @@ class NodeConfig(EngineConfig):
         "", v.text, "host[:port] that others reach this node at; empty: host:port"
     )
     size: int = _key(1 << 30, v.size, "memory given to the pool")
-    segment_size: int = _key(16 << 30, v.size, "largest size of one segment")
+    segment_size: int = _key(1 << 40, v.size, "largest size of one segment")
     object_size: int = _key(
         64 << 10,
         v.size,

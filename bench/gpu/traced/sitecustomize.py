@@ -8,6 +8,7 @@ summed up, and the sums are written when the next request comes after a rest.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.abc
 import importlib.util
@@ -58,6 +59,7 @@ class Trace:
 
 
 trace = Trace()
+atexit.register(trace.rest)
 
 
 def summed(what: str) -> Callable[[Any], Any]:
@@ -101,8 +103,18 @@ def noted(
 
 
 def _added(args: Any, _result: Any) -> object:
-    trace.rest()
     return [args[1].request_id, args[1].num_tokens]
+
+
+def _after_rest(function: Any) -> Any:
+    """Write the sums when a request comes after a rest."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        trace.rest()
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _loading(args: Any, _result: Any) -> object:
@@ -115,6 +127,13 @@ CONNECTOR = {
     "get_num_new_matched_tokens": noted("matched", lambda _a, r: [r[0]] if r[0] != 0 else None),
     "update_state_after_alloc": noted("alloc", lambda a, _r: [a[3]] if a[3] else None),
     "build_connector_meta": summed("meta"),
+    "handle_preemptions": summed("handle_preemptions"),
+    "bind_connector_metadata": summed("bind"),
+    "wait_for_layer_load": summed("layer load"),
+    "save_kv_layer": summed("layer save"),
+    "build_connector_worker_meta": summed("worker meta"),
+    "get_kv_connector_stats": summed("stats"),
+    "get_block_ids_with_load_errors": summed("load errors"),
     "start_load_kv": noted("start loads", _loading),
     "wait_for_save": summed("wait_for_save"),
     "get_finished": noted("finished", lambda _a, r: sorted(r[1]) if r[1] else None),
@@ -129,7 +148,8 @@ WRAPPED: dict[str, dict[str, dict[str, Callable[[Any], Any]]]] = {
             "preprocess_add_request": noted("preprocess"),
             "step": summed("step"),
             "step_with_batch_queue": summed("step"),
-        }
+        },
+        "EngineCoreProc": {"_handle_client_request": _after_rest},
     },
     "vllm.v1.core.sched.scheduler": {
         "Scheduler": {

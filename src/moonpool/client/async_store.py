@@ -212,6 +212,10 @@ class AsyncStore:
         options = {"lease": lease, "timeout_s": timeout_s, "exact": exact}
         return self._run(self.store.get_pieces, keys, pieces, **options)
 
+    def move_at_once(self, nbytes: int) -> Awaitable[None]:
+        """See ``Store.move_at_once``."""
+        return self._run(self.store.move_at_once, nbytes)
+
     def open_ways(self) -> Awaitable[int]:
         """See ``Store.open_ways``."""
         return self._run(self.store.open_ways)

@@ -45,6 +45,8 @@ SLOW_S = 0.25
 class Getter:
     """Reads batches. May be used from several threads."""
 
+    chunk_bytes = CHUNK_BYTES
+
     def __init__(self, channel: Channel, reach: Reach, lease_s: float) -> None:
         self._channel = channel
         self._reach = reach
@@ -79,7 +81,7 @@ class Getter:
             fitted = partial(_fitted, span(memory, first, last), exact)
             codes[first:last] = self.read_chunk(keys[first:last], fitted, lease, left)
 
-        ranges = list(chunks(memory.sizes().tolist(), CHUNK_OBJECTS, CHUNK_BYTES))
+        ranges = list(chunks(memory.sizes().tolist(), CHUNK_OBJECTS, self.chunk_bytes))
         try:
             in_turn(read, ranges, WORKERS)
         except MasterUnreachableError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moonpool.client.channel import Channel
-from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
+from moonpool.client.grouping import CHUNK_BYTES, Row, by_segment, chunks, one_place, pieces_of
 from moonpool.client.ledger import PutLedger
 from moonpool.client.memory import codes_of, one_object
 from moonpool.client.reach import Reach, is_near
@@ -58,6 +58,8 @@ class Batch:
 class Putter:
     """Puts batches. May be used from several threads."""
 
+    chunk_bytes = CHUNK_BYTES
+
     def __init__(
         self, channel: Channel, reach: Reach, closed: threading.Event, *, near: bool = False
     ) -> None:
@@ -79,7 +81,7 @@ class Putter:
             self._put_chunk(batch, np.arange(first, last), codes, deadline)
 
         try:
-            in_turn(put, list(chunks(batch.sizes)), WORKERS)
+            in_turn(put, list(chunks(batch.sizes, bytes_max=self.chunk_bytes)), WORKERS)
         except MasterUnreachableError as error:
             if (codes == _LOST).all():
                 raise

@@ -62,6 +62,12 @@ class Transfers(Lookups):
         self._registry = Registry()
         self._put_timeout_s = put_timeout_s
 
+    def move_at_once(self, nbytes: int) -> None:
+        """Ask the master for, and move, so many bytes of a batch at a time. The default suits
+        copies by the processor, several of which go on at once; a GPU's copy engine wants its
+        work in one long queue."""
+        self._getter.chunk_bytes = self._putter.chunk_bytes = nbytes
+
     # --- batches ------------------------------------------------------------------------------
 
     def put_batch(

@@ -33,7 +33,7 @@ MARK_BYTES = 16 * 1024 * 1024
 MARKS = 4
 HASH_BYTES = 16 * 1024 * 1024
 """Hashed by one thread at a time; less is not worth waking one."""
-HASH_THREADS = max(1, min(12, (os.cpu_count() or 1) * 3 // 4))
+HASH_THREADS = max(1, min(8, (os.cpu_count() or 1) * 3 // 8))
 _NICENESS = 5
 
 _STAGED_MARKS = (MARKS, MARKS + 1)

@@ -61,14 +61,19 @@ class Sizes:
 
     @classmethod
     def of(cls, device: str) -> Sizes:
-        """On a GPU a question to the master takes as long as several MiB."""
-        return cls(8 << 20, 16 << 20) if device == "cpu" else cls(192 << 20, 64 << 20)
+        """On a GPU a question to the master takes as long as several MiB, and a call that ends
+        leaves the copy engine without work unless another has queued more than that."""
+        return cls(8 << 20, 16 << 20) if device == "cpu" else cls(512 << 20, 512 << 20)
 
 
-def threads_of(chosen: Settings, device: str) -> tuple[int, int]:
+LOAD_THREADS = 2
+"""On a GPU as well: one queues copies while those of the other are under way. More take turns at
+the interpreter, and the copy engine waits for them."""
+
+
+def threads_of(chosen: Settings) -> tuple[int, int]:
     """Return how many threads load and save."""
-    default = 2 if device == "cpu" else 4
-    return chosen.load_threads or default, chosen.save_threads
+    return chosen.load_threads or LOAD_THREADS, chosen.save_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ class Executor:
         self.link = Link(opener, chosen.master, self._register, clock)
         self._scratch = list(memory.scratch)
         self._lock = threading.Lock()
-        load_threads, save_threads = threads_of(chosen, device)
+        load_threads, save_threads = threads_of(chosen)
         sizes = Sizes.of(device)
         self._loader = Loader(
             memory.table,

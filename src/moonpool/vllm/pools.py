@@ -9,6 +9,8 @@ from moonpool.vllm.settings import Settings
 LOOKUP_TIMEOUT_S = 1.0
 """A master that takes longer is left alone for a while; the engine's steps wait much less."""
 TRANSFER_TIMEOUT_S = 5.0
+GPU_BYTES_AT_ONCE = 1 << 30
+"""More than a call of the loading and saving threads moves: none is cut."""
 
 
 def open_pool(chosen: Settings, name: str, timeout_s: float, copier: Copier | None = None) -> Pool:
@@ -18,7 +20,7 @@ def open_pool(chosen: Settings, name: str, timeout_s: float, copier: Copier | No
     """
     from moonpool.client.store import Store
 
-    return Store.connect(
+    store = Store.connect(
         chosen.master,
         name=name,
         transports=chosen.transports,
@@ -26,3 +28,6 @@ def open_pool(chosen: Settings, name: str, timeout_s: float, copier: Copier | No
         put_near=chosen.save_near,
         copier=copier,
     )
+    if copier is not None:
+        store.move_at_once(GPU_BYTES_AT_ONCE)
+    return store

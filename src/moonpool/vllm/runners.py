@@ -102,7 +102,7 @@ def start(
 
 def on_cpu(place: Place) -> Executor:
     """Return threads that move bytes of host memory."""
-    threads, _ = threads_of(place.settings, "cpu")
+    threads, _ = threads_of(place.settings)
     size = -(-place.object_bytes // PAGE) * PAGE
     room = np.empty(threads * size + PAGE, np.uint8)
     base = -(-room.ctypes.data // PAGE) * PAGE

@@ -38,7 +38,7 @@ class Settings:
     cost_model: bool = _key(
         True, values.boolean, "recompute hits whose load takes several times as long as computing"
     )
-    load_threads: int = _key(0, values.number(0, 64), "threads that load; 0: two, on a GPU four")
+    load_threads: int = _key(0, values.number(0, 64), "threads that load; 0: two")
     save_threads: int = _key(2, values.number(1, 64), "threads that save")
     lookup_wait_ms: int = _key(
         20, values.number(0, 10_000), "longest wait for lookups in one step of the engine"
