@@ -146,9 +146,9 @@ async def rhythm(
 ) -> dict[str, Any]:
     """Compare inter-token latency of a decode batch while other requests arrive.
 
-    They arrive every ``every_s`` seconds (0: none do), whatever becomes of those before. All engines
-    compute the same: where one loads a prefix, the other has it in its own cache; where one saves
-    what it prefills, the other only prefills.
+    They arrive every ``every_s`` seconds (0: none do), whatever becomes of those before. All
+    engines compute the same: where one loads a prefix, the other has it in its own cache; where
+    one saves what it prefills, the other only prefills.
     """
     gaps: dict[str, list[list[float]]] = {side.name: [] for side in sides}
     others: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}

@@ -100,7 +100,7 @@ async def mooncake(
         try:
             row["cold_with_saves"] = (await first.generate([(n, n)]))["ttft"]
             await asyncio.sleep(settle_s * n / 32_000)
-            hits = []
+            hits: list[dict[str, Any]] = []
             for i in range(REPEATS):
                 # Blocks that it stores are not free before it steps again.
                 if hits and not await second.empties(5.0):
