@@ -73,6 +73,11 @@ class Storm:
     def late(self) -> None:
         self.engine.clock.now += TIMEOUT_S
 
+    def flap(self) -> None:
+        """The prefill instance stops to listen, or comes back."""
+        self.engine.listening = not self.engine.listening
+        self.engine.clock.now += 3.0
+
     def serve(self) -> None:
         """Compute and end what does not wait any more."""
         for name, request in list(self.open.items()):
@@ -98,7 +103,7 @@ def test_whatever_happens_bytes_are_right_and_blocks_come_back(
     engine = PDEngine(make, pool, peer_timeout_s=TIMEOUT_S, peer_held_ratio=0.3)
     storm = Storm(engine, seed)
     happenings = [storm.peer, storm.peer, storm.peer, storm.serve, storm.serve, storm.lose]
-    happenings += [storm.leave, storm.late]
+    happenings += [storm.leave, storm.late, storm.flap]
     while storm.count < 30 or storm.open:
         if storm.count < 30 and len(engine.requests) < 5 and storm.rng.random() < 0.5:
             storm.arrive()
