@@ -54,7 +54,10 @@ def saturate(
     for factor in (GROWTH**-0.5, GROWTH**0.5):
         rate(best * factor)
     best = max(found, key=found.__getitem__)
-    rising = sorted((level, rate) for level, rate in found.items() if level <= best)
+    rising: list[tuple[float, float]] = []
+    for point in sorted(found.items()):
+        if point[0] <= best and (not rising or point[1] > rising[-1][1]):
+            rising.append(point)
     return Saturation(found[best], tuple(rising))
 
 
