@@ -39,7 +39,7 @@ class Options:
     rate: float = 100.0
     warm: int = 1000
     counted: int = 1000
-    rounds: int = 3
+    rounds: int = 5
     engines: int = 4
     shape: Shape = field(default_factory=Shape)
     streams: int = 1000
@@ -57,24 +57,28 @@ QUICK = Options(
 
 @dataclass(slots=True)
 class Measured:
-    """What came of all rounds of one target."""
+    """What came of all rounds of one target. first_ms: by round."""
 
     name: str
-    first_ms: list[float] = field(default_factory=list)
+    first_ms: list[list[float]] = field(default_factory=list)
     whole_ms: list[float] = field(default_factory=list)
-    new: list[bool] = field(default_factory=list)
+    answers: int = 0
     cpu_s: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     memory: tuple[int, int] = (0, 0)
 
     def add(self, taken: Taken, cpu: float) -> None:
         """Take a round's."""
-        self.first_ms += [1000 * each for each in taken.first_s]
+        self.first_ms.append([1000 * each for each in taken.first_s])
         self.whole_ms += [1000 * each for each in taken.whole_s]
-        self.new += taken.new
+        self.answers += len(taken.first_s)
         self.cpu_s += cpu
         for why, count in taken.failures.items():
             self.failures[why] = self.failures.get(why, 0) + count
+
+    def percentiles(self, percent: float) -> list[float]:
+        """Return a percentile of each round's first bytes, ms."""
+        return [_ms(each, percent) for each in self.first_ms if each]
 
     @property
     def failed(self) -> int:
@@ -229,24 +233,27 @@ def _new_chats(shape: Shape, chats: int, seed: int, count: Counter) -> list[Aski
 def _time_row(
     section: str, what: str, each: Measured, none: Measured, percent: int, most: float | None
 ) -> Row:
+    """Return the median over rounds; what is added is taken round by round."""
     name = f"{what}, {each.name}: first byte p{percent}"
-    if not each.first_ms:
+    taken, plain = each.percentiles(percent), none.percentiles(percent)
+    if not taken:
         return Row(section, name, note=_why(each) or "no answer")
-    value = _ms(each.first_ms, percent)
-    row = Row(section, name, value, "ms", note=_why(each))
-    if each is none:
+    value = float(np.median(taken))
+    row = Row(section, name, value, "ms", min(taken), max(taken), note=_why(each))
+    if each is none or len(taken) != len(plain):
         return row
-    added = value - _ms(none.first_ms, percent)
+    added = float(np.median([mine - its for mine, its in zip(taken, plain, strict=True)]))
     asked = most is not None and each.name.startswith("moonpool")
+    base = float(np.median(plain))
     return row.beside(
-        f"no router, + {added:.2f} ms", _ms(none.first_ms, percent),
-        value / _ms(none.first_ms, percent), bar=f"+ < {most:g} ms" if asked else "",
+        f"no router, + {added:.2f} ms", base, value / base,
+        bar=f"+ < {most:g} ms" if asked else "",
         met=added < (most or 0.0) and not each.failed if asked else None, note=_why(each),
     )  # fmt: skip
 
 
 def _cpu_row(section: str, what: str, each: Measured) -> Row:
-    answers = max(1, len(each.first_ms))
+    answers = max(1, each.answers)
     name = f"{what}, {each.name}: processor time a request"
     return Row(section, name, each.cpu_s / answers * 1000, "ms")
 

@@ -157,8 +157,10 @@ def _plain(message: Any) -> dict[str, Any]:
     """Return a message as vLLM gives it to a template; raise NotKnown for media."""
     if not isinstance(message, dict):
         raise NotKnown("a message that is no object")
+    content = message.get("content")
+    if isinstance(content, str) and "tool_calls" not in message:
+        return message
     plain: dict[str, Any] = {**message}
-    content = plain.get("content")
     if isinstance(content, list):
         # Templates differ in how they join parts; one part of text is the same for all.
         (part, *others) = content or [None]
