@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moonpool.bench import ssd
 from moonpool.bench.tiers import replay, steps_of, working_set
 from moonpool.cli.app import app
 from moonpool.core.messages import DISK_POLICIES
@@ -19,7 +18,7 @@ def test_a_disk_is_measured_beside_its_limit(
     tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limit == "loop":
-        monkeypatch.setattr(ssd.shutil, "which", lambda _name: None)
+        monkeypatch.setattr("shutil.which", lambda _name: None)
     arguments = ["bench", "ssd", "--dir", str(tmp_path), "--sizes", "36KB,1MB"]
     result = CliRunner().invoke(app, [*arguments, "--total", "8MB", "--rounds", "1", "--json"])
     assert result.exit_code == 0, result.output

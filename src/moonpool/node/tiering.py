@@ -11,6 +11,7 @@ from moonpool.node.tier import Tier
 from moonpool.node.writers import Writers
 from moonpool.ssd.local import LocalVolume
 from moonpool.ssd.pace import Pace
+from moonpool.ssd.remote import RemoteVolume
 from moonpool.ssd.shelf import Shelf
 
 _log = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ EXTENTS = 64
 EXTENT_BYTES_MIN = 256 * MIB
 """Large enough for objects of large models; a smaller disk has eight extents."""
 EXTENT_BYTES_MAX = 4096 * MIB
+REMOTE_EXTENT_BYTES = 128 * MIB
+"""There an extent is a batch, gathered in memory first; a larger object has no place."""
 PROMOTE_SHARE, OFFLOAD_SHARE = 4, 16
 """The parts of a node's memory that may be on their way from disk, and to it, at a time."""
 WAY_BYTES_MIN = 16 * MIB
@@ -50,10 +53,16 @@ def open_tier(config: NodeConfig, name: str, writers: Writers) -> Tier:
     """Take the disk, with what is on it, and begin to work. Raises ConfigError."""
     if config.ssd_size < SIZE_MIN:
         raise ConfigError(f"ssd_size: {config.ssd_size} bytes; at least {SIZE_MIN} are needed")
-    volume = LocalVolume(config.ssd, name)
+    extent_bytes = extent_bytes_for(config.ssd_size)
+    volume: LocalVolume | RemoteVolume
+    if "://" in config.ssd:
+        volume = RemoteVolume(config.ssd, name)
+        extent_bytes = min(extent_bytes, REMOTE_EXTENT_BYTES)
+    else:
+        volume = LocalVolume(config.ssd, name)
     try:
-        volume.check_space(config.ssd_size)
-        extent_bytes = extent_bytes_for(config.ssd_size)
+        if isinstance(volume, LocalVolume):
+            volume.check_space(config.ssd_size)
         shelf = Shelf(volume, name, config.ssd_size, extent_bytes)
         found = shelf.recover()
     except BaseException:

@@ -99,8 +99,11 @@ class Catalog:
             self._put_in(extent, record)
         return stale
 
-    def seal(self) -> None:
-        """Let the open extent take nothing any more."""
+    def seal(self, *, shrink: bool = False) -> None:
+        """Let the open extent take nothing any more. ``shrink``: what is left of it is free."""
+        if shrink and self.open is not None:
+            self.total_bytes -= self.open.size - self.open.filled
+            self.open.size = self.open.filled
         self.open = None
 
     def victim(self) -> Extent | None:

@@ -244,7 +244,7 @@ class Shelf:
 
     def _seal(self) -> None:
         with self._lock:
-            self.catalog.seal()
+            self.catalog.seal(shrink=self.volume.immutable)
 
     # --- taking out -----------------------------------------------------------------------------
 
