@@ -44,6 +44,8 @@ class Watcher:
         self._open: dict[int, tuple[float, Answer]] = {}
         self._ids = 0
         self._sock: socket.socket | None = None
+        self._connection: Connection | None = None
+        """Kept, since the channel interrupts the connections to a master that leads no more."""
         self._frames = FrameDecoder()
         self._out = bytearray()
         self._wake, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -126,7 +128,8 @@ class Watcher:
         if connection.welcome.version < AWAIT_SINCE:
             connection.close()
             raise ProtocolError("this master cannot be waited for")
-        self._sock, self._frames = connection.hand_over(), FrameDecoder()
+        self._connection, self._frames = connection, FrameDecoder()
+        self._sock = connection.hand_over()
         self._sock.setblocking(False)
         self._out.clear()
 
@@ -172,7 +175,7 @@ class Watcher:
 
     def _lost(self) -> None:
         """Close the connection and tell everyone who waits on it."""
-        sock, self._sock = self._sock, None
+        sock, self._sock, self._connection = self._sock, None, None
         if sock is not None:
             sock.close()
         self._out.clear()
