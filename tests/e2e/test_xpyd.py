@@ -57,7 +57,7 @@ class Story:
         flags = [*("--master", master), *("--pd", "pool"), *("--bypass-tokens", "48")]
         flags += [flag for each in self.ps for flag in ("--prefill", each.url)]
         flags += [flag for each in self.ds for flag in ("--decode", each.url)]
-        self.router = stack.enter_context(Router(folder, *flags, "--health-s", "1"))
+        self.router = stack.enter_context(Router(folder, *flags))
         self._server = server
         self.talks = [Conversation(number) for number in range(CONVERSATIONS)]
         self.answers: list[list[dict[str, Any]]] = []
@@ -234,10 +234,11 @@ def test_what_is_cached_already_is_decoded_at_once(story: Story) -> None:
     assert difference(story.again, story.talks[0].expected[3]) < SAME
 
 
-def test_the_dead_are_named_once_and_the_newcomer_works(story: Story) -> None:
+def test_the_dead_are_named_and_the_newcomer_works(story: Story) -> None:
     text = story.router.text()
     for dead in story.dead:
-        assert len(re.findall(f"{dead.url} .* is gone", text)) == 1
+        # On a machine that has too much to do an engine may seem gone before.
+        assert re.findall(rf"{dead.url} \(\w+\) is (gone|back)", text)[-1] == "gone"
     newcomer = story.ds[-1].url
     assert count(story.after_again, "requests_total", instance=newcomer, status="200") > 0
     (shown,) = [each for each in story.status["instances"] if each["url"] == newcomer]
