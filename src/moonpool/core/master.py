@@ -80,6 +80,7 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.Mount: nodes.mount,
     m.Announce: nodes.announce,
     m.AnnouncePacked: adopting.announce_packed,
+    m.Damaged: nodes.damaged,
     m.Unmount: nodes.unmount,
     m.GetSegments: nodes.get_segments,
     m.WriterGone: nodes.on_writer_gone,

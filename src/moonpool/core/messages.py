@@ -153,6 +153,15 @@ class Announced(Message, frozen=True):
     rejected: list[int]
 
 
+class Damaged(Message, frozen=True):
+    """A node says that objects in its segment are not what was put: by their offsets and
+    generations. Answered by Done. Since version 2."""
+
+    handle: int
+    offsets: list[int]
+    generations: list[int]
+
+
 class Unmount(Message, frozen=True):
     """A node takes its segment back."""
 
@@ -681,6 +690,7 @@ Request = (
     | Mount
     | Announce
     | AnnouncePacked
+    | Damaged
     | Unmount
     | GetSegments
     | WriterGone

@@ -9,6 +9,7 @@ from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
     Announce,
     Announced,
+    Damaged,
     Done,
     Failed,
     FenceWriter,
@@ -221,6 +222,25 @@ def _unknown_put(state: State, found: Found) -> Put:
     )
     add_put(state, put)
     return put
+
+
+def damaged(state: State, request: Damaged, peer: str) -> Done | Failed:
+    """Forget the copies of objects that a node found to be damaged."""
+    segment = announcing(state, request.handle, peer)
+    if isinstance(segment, Failed):
+        return segment
+    for offset, generation in zip(request.offsets, request.generations, strict=False):
+        owner = segment.found_at(offset)
+        if isinstance(owner, Object) and owner.generation == generation:
+            state.counters["damaged_objects"] += 1
+            here = [slot for slot in owner.slots if slot.segment == segment.handle]
+            rest = [slot for slot in owner.slots if slot.segment != segment.handle]
+            if rest:
+                owner.move(rest)
+                segment.release(here[0])
+            else:
+                state.remove_object(owner)
+    return Done()
 
 
 def unmount(state: State, request: Unmount, peer: str) -> Done | Failed:

@@ -93,6 +93,13 @@ class Segment:
         found: Object | Put | None = self.space.owner(offset)
         return found
 
+    def found_at(self, offset: int) -> Object | Put | None:
+        """Return whose a place is; None also for an offset at which nothing can begin."""
+        try:
+            return self.owner(offset) if offset >= 0 else None
+        except (ValueError, IndexError):
+            return None
+
     def owners(self) -> list[tuple[int, Object | Put]]:
         """Return (offset, owner) of everything in it, by offset."""
         return [(offset, owner) for offset, _, owner in self.space.allocated()]

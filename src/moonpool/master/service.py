@@ -18,6 +18,7 @@ from moonpool.core.master import MasterState, Outcome
 from moonpool.core.messages import (
     Announce,
     AnnouncePacked,
+    Damaged,
     Failed,
     GetStatus,
     Hello,
@@ -56,7 +57,7 @@ STATUS_SHARE = 20
 LOG_LINES_PER_S = 10
 
 NODE_ONLY = frozenset(
-    {Mount, Announce, AnnouncePacked, Unmount, WriterGone, MountDisk, Shelve, Unshelve}
+    {Mount, Announce, AnnouncePacked, Damaged, Unmount, WriterGone, MountDisk, Shelve, Unshelve}
 )
 CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll, Tell}
 REQUEST_KINDS: tuple[type[Request], ...] = get_args(Request)

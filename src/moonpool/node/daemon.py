@@ -27,6 +27,7 @@ from moonpool.node.storage import Storage, remove_stale
 from moonpool.node.tier import Tier
 from moonpool.node.tiering import disk_info, open_tier
 from moonpool.node.touch import Toucher
+from moonpool.node.verifying import Verifier
 from moonpool.node.writers import Writers
 from moonpool.transport import huge
 
@@ -131,6 +132,7 @@ async def _session(
         )
 
     def ready() -> None:
+        verifier.start()
         if config.ready_file:
             _write_ready_file(Path(config.ready_file), server.port)
 
@@ -143,6 +145,7 @@ async def _session(
         on_ready=ready,
         disk=disk,
     )
+    verifier = Verifier(storage, session.damaged)
     tasks = [asyncio.create_task(session.run()), asyncio.create_task(_beating(storage))]
     try:
         yield Running(storage, server, tasks[0])
@@ -150,6 +153,7 @@ async def _session(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(verifier.close)
 
 
 async def _beating(storage: Storage) -> None:

@@ -16,6 +16,7 @@ from moonpool.core.messages import (
     Announce,
     Announced,
     AnnouncePacked,
+    Damaged,
     Done,
     DropSlots,
     FenceWriter,
@@ -80,12 +81,14 @@ class MasterSession:
         self._disk = disk
         self._by_handle: dict[int, Segment] = {}
         self._gone: asyncio.Queue[WriterGone] = asyncio.Queue()
+        self._damaged: asyncio.Queue[tuple[str, list[int], list[int]]] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._failures = 0
         self._told: str = ""
 
     async def run(self) -> None:
         """Stay connected until cancelled; then take the segments back."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
 
         def gone(client: str, generation: int) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node ends
@@ -101,6 +104,13 @@ class MasterSession:
             longest = FOLLOW_BACK_OFF_MAX_S if self._seeker.follows else BACK_OFF_MAX_S
             await asyncio.sleep(min(longest, back_off_s(self._failures)))
 
+    def damaged(self, name: str, offsets: list[int], generations: list[int]) -> None:
+        """Tell the master, in any thread, that objects of a segment are not what was put."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the node ends
+                told = name, offsets, generations
+                self._loop.call_soon_threadsafe(self._damaged.put_nowait, told)
+
     async def _live(self) -> None:
         """Have one session, from connecting to its end."""
         if self._disk is not None:
@@ -115,7 +125,7 @@ class MasterSession:
             self._tell(f"mounted at the master at {self._seeker}, epoch {welcome.epoch}")
             self._failures = 0
             self._on_ready()
-            await self._serve(link, old, ping)
+            await self._serve(link, welcome.version, old, ping)
         except asyncio.CancelledError:
             await self._take_back(link)
             raise
@@ -201,11 +211,14 @@ class MasterSession:
 
     # --- afterwards ---------------------------------------------------------------------------
 
-    async def _serve(self, link: Link, old: frozenset[object], ping: asyncio.Task[None]) -> None:
+    async def _serve(
+        self, link: Link, version: int, old: frozenset[object], ping: asyncio.Task[None]
+    ) -> None:
         """Send what there is to say until the session ends; raise MoonpoolError if it breaks."""
         helpers = [
             ping,
             asyncio.create_task(self._report_gone(link)),
+            asyncio.create_task(self._report_damaged(link, version)),
             asyncio.create_task(self._report_old_writers(link, old)),
         ]
         if self._disk is not None:
@@ -240,6 +253,13 @@ class MasterSession:
     async def _report_gone(self, link: Link) -> None:
         while True:
             await link.request(await self._gone.get(), Done)
+
+    async def _report_damaged(self, link: Link, version: int) -> None:
+        while True:
+            name, offsets, generations = await self._damaged.get()
+            for handle, segment in list(self._by_handle.items()):
+                if segment.header.name == name and version >= PACKED_SINCE:
+                    await link.request(Damaged(handle, offsets, generations), Done)
 
     async def _report_old_writers(self, link: Link, old: frozenset[object]) -> None:
         """Say so when nobody is left who was here before this session."""

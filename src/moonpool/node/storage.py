@@ -19,7 +19,7 @@ from moonpool.core.messages import SegmentInfo
 from moonpool.errors import ConfigError, InvalidArgumentError, TransferError
 from moonpool.protocol.data import AttachedSegment
 from moonpool.transport.host import host_identity
-from moonpool.transport.layout import BYTES_PER_SLOT, PAGE_BYTES, Geometry, new_header
+from moonpool.transport.layout import BYTES_PER_SLOT, PAGE_BYTES, Geometry, doubt_of, new_header
 from moonpool.transport.scan import Scan
 from moonpool.transport.segment import Segment
 
@@ -37,6 +37,7 @@ class Held:
     segment: Segment
     users: Path
     adopted: Scan | None
+    doubt: Path | None = None
 
 
 class Storage:
@@ -102,6 +103,7 @@ class Storage:
             if delete:
                 held.segment.unlink()
                 held.users.unlink(missing_ok=True)
+                doubt_of(held.segment.path).unlink(missing_ok=True)
             held.segment.close()
         self._held.clear()
         if delete:
@@ -164,6 +166,17 @@ class Storage:
         adopted, held.adopted = held.adopted, None
         return adopted or held.segment.scan(pack=True)
 
+    def doubtful(self) -> list[str]:
+        """Return the segments of which payloads have not been compared with their checksums."""
+        return [name for name, held in self._held.items() if held.doubt is not None]
+
+    def trust(self, name: str) -> None:
+        """Let clients read a segment without comparing."""
+        held = self._held[name]
+        doubt, held.doubt = held.doubt, None
+        if doubt is not None:
+            doubt.unlink(missing_ok=True)
+
     def has_old_users(self) -> bool:
         """Tell whether processes map a segment since before this life of the node."""
         self._old_users = [path for path in self._old_users if not _remove_unused(path)]
@@ -183,6 +196,9 @@ class Storage:
             _log.info("deleted %s, which is no segment of this node as it is now", path)
             if segment is not None:
                 segment.close()
+        for path in self.directory.glob("*.doubt"):
+            if path.name.removesuffix(".doubt") not in kept:
+                path.unlink(missing_ok=True)
         for path in self.directory.glob("*.users"):
             name = path.name.split(".")[0]
             if name not in kept:
@@ -224,9 +240,11 @@ class Storage:
     def _hold(self, name: str, segment: Segment, *, taken_over: bool) -> Held:
         users = self.directory / f"{name}.{time.time_ns()}.users"
         users.touch(mode=0o600)
-        adopted = None
+        adopted = doubt = None
         if taken_over:
-            adopted = segment.scan(verify=True, reset=True, pack=True)
+            doubt = doubt_of(segment.path)
+            doubt.touch(mode=0o600)
+            adopted = segment.scan(reset=True, pack=True)
             _log.info(
                 "took over %s: %d objects, %d unfinished, %d broken entries",
                 segment.path,
@@ -234,7 +252,7 @@ class Storage:
                 len(adopted.writing),
                 adopted.torn,
             )
-        return Held(segment, users, adopted)
+        return Held(segment, users, adopted, doubt)
 
 
 def remove_stale(root: Path, own: str, now_s: float, after_s: float = STALE_AFTER_S) -> list[Path]:
@@ -299,6 +317,7 @@ def _delete_if_free(path: Path) -> bool:
         return False
     finally:
         os.close(fd)
+    doubt_of(path).unlink(missing_ok=True)
     for users in path.parent.glob(f"{path.name.removesuffix('.seg')}.*.users"):
         users.unlink(missing_ok=True)
     return True

@@ -7,8 +7,10 @@ of the object on it; the slot table; the data area. docs/protocol.md has the ful
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -241,6 +243,12 @@ def _same(record: Any, shape: Geometry) -> bool:
         shape.data_offset,
         shape.total_bytes,
     ]
+
+
+def doubt_of(path: str | os.PathLike[str]) -> Path:
+    """Return the file that is there while a segment taken over has not been compared with its
+    checksums: whoever maps it compares them itself."""
+    return Path(path).with_suffix(".doubt")
 
 
 def generation_limit(now_s: float) -> int:

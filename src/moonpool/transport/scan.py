@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moonpool.transport.segment import Segment
 
 _STEP_ENTRIES = 16_384
+_STEP_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,31 @@ def pick(
     good &= (entries["state"] == layout.COMMITTED) & _alive(segment, entries)
     found = _found(segment, entries[good], where[good].tolist())
     return [next(found) if whole else None for whole in good.tolist()]
+
+
+def damaged(segment: Segment, table: Any) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Compare committed payloads with their checksums, some at a time; yield each time the table
+    entries, offsets and generations of those that differ. What is being overwritten is left out."""
+    for first, last in _table_steps(segment):
+        entries = table[first:last].copy()
+        used = np.flatnonzero(entries["state"] == layout.COMMITTED)
+        entries = entries[used]
+        alive = _alive(segment, entries)
+        entries, used = entries[alive], used[alive] + first
+        ends = np.cumsum(entries["size"])
+        for part in np.split(np.arange(len(used)), _cuts(ends)):
+            some = entries[part]
+            wrong = np.ones(len(part), bool)
+            _verify(segment, some, wrong)
+            wrong = ~wrong & segment.intact(_places(some, some["capacity"]))
+            wrong &= table["generation"][used[part]] == some["generation"]
+            bad = some[wrong]
+            yield used[part][wrong].tolist(), bad["offset"].tolist(), bad["generation"].tolist()
+
+
+def _cuts(ends: Any) -> Any:
+    """Return where to cut a run of objects whose bytes end there, so that each part is a step."""
+    return np.flatnonzero(np.diff(ends // np.uint64(_STEP_BYTES))) + 1
 
 
 def filled(fd: int, first: int, last: int) -> list[tuple[int, int]]:

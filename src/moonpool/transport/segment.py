@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,6 +288,16 @@ class Segment:
         found = scan.pick(self, parts.table, indexes, generations)
         self.parts()
         return found
+
+    def checksum_at(self, index: int, generation: int) -> int | None:
+        """Return the checksum in a table entry, None if it is of another generation."""
+        entry = self.parts().table[index]
+        return int(entry["checksum"]) if int(entry["generation"]) == generation else None
+
+    def damaged(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
+        """Compare payloads with their checksums; see scan.damaged."""
+        parts = self.parts()
+        yield from scan.damaged(self, parts.table)
 
     def ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the parts of a byte range of the file that are not holes."""

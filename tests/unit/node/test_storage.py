@@ -70,10 +70,15 @@ def test_the_next_life_takes_over(tmp_path: Path) -> None:
     second.open()
     assert second.segments()[0].header.epoch == epoch
     found = second.contents("segment-0")
-    assert [f.index for f in found.found] == [1, 2, 3, 4]
+    assert [f.index for f in found.found] == [0, 1, 2, 3, 4]
+    assert second.doubtful() == ["segment-0"]
+    assert [index for indexes, _, _ in second.segments()[0].damaged() for index in indexes] == [0]
+    second.trust("segment-0")
+    assert second.doubtful() == []
+    assert not list(tmp_path.glob("**/*.doubt"))
     assert [f.index for f in found.writing] == [77]
     assert found.generation_max == 99
-    assert len(second.contents("segment-0").found) == 4
+    assert len(second.contents("segment-0").found) == 5
     assert not second.has_old_users()
     second.close(delete=True)
 
