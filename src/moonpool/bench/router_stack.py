@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -101,9 +101,10 @@ def _answers(port: int) -> bool:
 def _until_known(target: Target) -> None:
     """Wait until prompts are known as tokens: the tokenizer has been loaded."""
     deadline = time.monotonic() + START_S
+    url = f"http://127.0.0.1:{target.port}/status"
     while time.monotonic() < deadline:
-        url = f"http://127.0.0.1:{target.port}/status"
-        with urllib.request.urlopen(url, timeout=5) as found:
+        # On a busy machine an answer may take longer than anybody waits for it.
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as found:
             if json.load(found)["prompts"]["kind"] == "local":
                 return
         time.sleep(0.2)
