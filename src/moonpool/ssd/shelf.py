@@ -56,6 +56,7 @@ class Shelf:
         self.counts: Counter[str] = Counter()
         self.on_lost = on_lost
         self._node = node
+        self._depth = depth
         self._lock = threading.RLock()
         self._writing = threading.Lock()
         self._told: set[str] = set()
@@ -219,7 +220,7 @@ class Shelf:
         def put(span: Span) -> None:
             self.volume.write(extent.number, span.offset, span.buffers)
 
-        _each(self._writers, put, spans_of(parts))
+        _each(self._writers, self._depth, put, spans_of(parts))
         good = [still(item) for item, _ in run]
         made = [
             _record(each, extent.number, at)
@@ -278,7 +279,8 @@ class Shelf:
                 if record is not None and _is_wanted(record, each):
                     self.catalog.touch(each.key)
                     reading.add(i, record)
-        for reason, text in _each(self._readers, partial(self._get, reading), reading.calls()):
+        get = partial(self._get, reading)
+        for reason, text in _each(self._readers, self._depth, get, reading.calls()):
             if reason not in (STORED, GONE):
                 self._count(reason, text)
         self._settle(wanted, reading.reasons)
@@ -332,8 +334,14 @@ def _is_wanted(record: Record, wanted: Wanted) -> bool:
     )
 
 
-def _each(pool: ThreadPoolExecutor, call: Callable[[T], R], arguments: Sequence[T]) -> list[R]:
-    """Make the calls in the pool's threads; return or raise when none is under way any more."""
-    calls = [pool.submit(call, each) for each in arguments]
-    wait(calls)
-    return [each.result() for each in calls]
+def _each(
+    pool: ThreadPoolExecutor, depth: int, call: Callable[[T], R], arguments: Sequence[T]
+) -> list[R]:
+    """Make the calls in ``depth`` threads, in turn; return or raise when none is under way."""
+
+    def some(first: int) -> list[R]:
+        return [call(each) for each in arguments[first::depth]]
+
+    shares = [pool.submit(some, first) for first in range(min(depth, len(arguments)))]
+    wait(shares)
+    return [result for share in shares for result in share.result()]
