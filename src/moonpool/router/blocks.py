@@ -29,6 +29,8 @@ MISMATCHES_MAX = 3
 # Texts that are longer are encoded beside the event loop, by so many threads.
 LONG_CHARS = 65_536
 THREADS = 2
+# A model's own tokenizer takes so many times as long as tiktoken.
+SLOW_TIMES = 8
 # Rendering is so many times quicker than encoding; hashing a token takes as long as so many chars.
 RENDER_SHARE = 8
 HASH_CHARS = 2
@@ -36,7 +38,7 @@ HASH_CHARS = 2
 # not tried.
 WAIT_S = 0.25
 MAKING_MAX = 32
-TEXT_CHARS_MAX = 4 << 20
+TEXT_EFFORT_MAX = 16 << 20
 # Prompts that are longer are compared as text.
 PROMPT_BYTES_MAX = 8 << 20
 REFRESH_S = 1.0
@@ -199,7 +201,7 @@ class BlockPrompts:
         elif ids is None and path == COMPLETION:
             assert self._local is not None
             text = _text(fields)
-            ids = await self._beside(len(text), self._local.encode_plain, text)
+            ids = await self._beside(self._effort(text), self._local.encode_plain, text)
         if ids is None:
             chain = await self._chat(fields, hasher, extra)
         else:
@@ -215,7 +217,7 @@ class BlockPrompts:
         text = await self._beside(size // RENDER_SHARE, local.render, fields)
         search = chains.search(repr((extra, hasher.block_tokens)).encode(), text)
         rest = search.rest
-        ids, places = await self._beside(len(rest), local.encode, rest)
+        ids, places = await self._beside(self._effort(rest), local.encode, rest)
         chain = grown(search, ids, hasher.block_tokens)
         await self._hash(chain, hasher, extra)
         chains.keep(search, chain, places, hasher.block_tokens)
@@ -226,11 +228,16 @@ class BlockPrompts:
         await self._beside(size, hasher.append, chain.hashes, chain.fresh, extra)
         chain.keys.extend(map(key_of, chain.hashes[len(chain.keys) :]))
 
+    def _effort(self, text: str) -> int:
+        """Return how many characters the quick way would encode in the time that a text takes."""
+        quick = self._local is not None and self._local.quick is not None
+        return len(text) * (1 if quick else SLOW_TIMES)
+
     async def _beside(self, size: int, work: Callable[..., R], *arguments: Any) -> R:
         """Return what the work gives; where it is large, other requests go on meanwhile."""
         if size <= LONG_CHARS:
             return work(*arguments)
-        if size > TEXT_CHARS_MAX:
+        if size > TEXT_EFFORT_MAX:
             raise NotKnown("too long")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, work, *arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moonpool.errors import ConfigError
+from moonpool.router import blocks
 from moonpool.router.blockhash import BlockHasher, Extra
 from moonpool.router.blocks import CHAT, COMPLETION, BlockPrompts
 from moonpool.router.chains import Chain, Chains, Search, grown
@@ -338,3 +340,36 @@ def test_usage_is_read_in_passing() -> None:
         tail.feed(part)
     tail.feed(b'ens": 96}}}\n\ndata: [DONE]\n\n')
     assert tail.usage() == Usage(120, 96)
+
+
+async def test_a_long_prompt_is_not_waited_for_and_known_the_next_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = await _prompts(folder)
+    go_on, local = threading.Event(), prompts._local
+    assert local is not None
+    encode = local.encode
+
+    def slow(text: str) -> tuple[list[int], list[int]]:
+        go_on.wait(10)
+        return encode(text)
+
+    monkeypatch.setattr(local, "encode", slow)
+    monkeypatch.setattr(blocks, "WAIT_S", 0.01)
+    long = _chat("s", "the quick brown fox " * 5000)
+    assert await prompts.prompt(CHAT, long) is None
+    # Others are served meanwhile.
+    monkeypatch.setattr(local, "encode", encode)
+    assert await prompts.prompt(CHAT, _chat("s", "hello")) is not None
+    go_on.set()
+    monkeypatch.setattr(blocks, "WAIT_S", 10.0)
+    async with asyncio.timeout(10):
+        while prompts._making:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    monkeypatch.setattr(local, "encode", lambda text: pytest.fail("encoded again"))
+    chains = prompts._chains
+    found = chains.search(repr((None, BLOCK)).encode(), local.render(long))
+    assert len(found.rest) < 100
+    # Too many that are not finished: the next are compared as text at once.
+    monkeypatch.setattr(blocks, "MAKING_MAX", 0)
+    assert await prompts.prompt(CHAT, long) is None
