@@ -50,6 +50,17 @@ def test_the_lookup_begins_when_the_request_arrives(side: SchedulerOnly) -> None
     assert side.pool.lookups == 1
 
 
+def test_what_is_found_is_read_ahead_from_disks_as_the_request_arrives(
+    side: SchedulerOnly,
+) -> None:
+    side.side.on_new_request(request("unknown", first=1000))
+    assert side.pool.prefetched == []
+    req = request()
+    side.fill(req, 4)
+    side.side.on_new_request(req)
+    assert side.pool.prefetched == [4]
+
+
 def test_a_request_is_asked_about_once_however_often_it_is_offered(side: SchedulerOnly) -> None:
     """Weakness 4: one message, digests only, cached for every retry."""
     req = request()
