@@ -68,6 +68,7 @@ def xypd(
 
     Exit code 1: a request failed, or an output differs between two configurations.
     """
+    import logging
     from dataclasses import replace
 
     from moonpool.bench import xypd_book
@@ -79,6 +80,8 @@ def xypd(
         FULL, conversations=conversations, turns=turns, factor=scale, context_tokens=context,
         gap_limit_s=gap, start_spacing_s=0.25,
     )  # fmt: skip
+    # Routers that begin and end with each case would tell of every beginning and end.
+    logging.getLogger("moonpool").setLevel(logging.ERROR)
     if xlsx is not None:
         xypd_book.require()
     write(json_file, "")  # where that is not possible, it is known before minutes have passed
