@@ -13,6 +13,8 @@ from moonpool.router.pool_index import PoolIndex
 
 POLL_S = 0.1
 PAGE = 4096
+# Of all blocks fewer at a time: the master answers nobody else meanwhile.
+SNAPSHOT_PAGE = 1024
 PAGES_MAX = 100_000
 # A master that does not know of changes is asked again after so long.
 UNKNOWN_S = 60.0
@@ -66,7 +68,7 @@ class PoolFeed:
         index.begin()
         after = -1
         for _ in range(PAGES_MAX):
-            page = await store.blocks(after, PAGE)
+            page = await store.blocks(after, SNAPSHOT_PAGE)
             index.page(page)
             if page.next <= after or index.full:
                 break

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moonpool.core.keys import DIGEST_BYTES
 from moonpool.core.messages import Changes, Keys
 
-BLOCKS_MAX = 4_000_000
+BLOCKS_MAX = 2_000_000
 HOSTS_MAX = 4096
 
 
