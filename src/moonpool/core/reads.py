@@ -108,12 +108,13 @@ def get(state: State, request: Get, peer: str) -> Got | Failed:
     failed = _lease(state, request, peer, [each for each in known if each is not None])
     if failed is not None:
         return failed
-    # All places first: bringing one from disk may push another out that is not leased.
-    places = [None if each is None else each.where for each in known]
-    objects = [
-        _why_not(state, request.keys[i]) if each is None else each for i, each in enumerate(places)
-    ]
+    objects = [_MISSING if each is None else each.where for each in known]
     misses = known.count(None)
+    if misses:
+        # All places first: bringing one from disk may push another out that is not leased.
+        for i, each in enumerate(known):
+            if each is None:
+                objects[i] = _why_not(state, request.keys[i])
     state.counters["gets"] += len(known)
     state.counters["get_hits"] += len(known) - misses
     state.counters["get_misses"] += misses
