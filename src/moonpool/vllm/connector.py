@@ -239,7 +239,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return StepMetadata()
         # First, and whatever happens to saves: a request waits for each load.
         loads, cancels = self._scheduler.take_loads(), self._scheduler.take_cancels()
-        return StepMetadata(loads, self._saves(self._scheduler, scheduler_output), cancels)
+        saves = self._saves(self._scheduler, scheduler_output)
+        return StepMetadata(loads, saves, cancels, not scheduler_output.num_scheduled_tokens)
 
     @_guarded(list)
     def _saves(self, scheduler: SchedulerSide, output: Any) -> list[SaveJob]:
@@ -352,7 +353,11 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Return the requests whose loads ended; saves are reported by job, not by request."""
         # Before vLLM 0.29 a step without a forward pass does not call wait_for_save.
         self.wait_for_save()
-        ended = self._worker.finished_loads() if self._worker is not None else set()
+        if self._worker is None:
+            return None, None
+        ended = self._worker.finished_loads()
+        if not ended and self._metadata().idle:
+            ended = self._worker.rest()
         return None, ended or None
 
     @_guarded(set)

@@ -14,12 +14,14 @@ from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
 
 @dataclass(slots=True)
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """Scheduler to worker: the jobs that begin in this step, and the loads (by generation) that
-    nobody wants any more; they end all the same, as soon as they can."""
+    """Scheduler to worker: the jobs that begin in this step, the loads (by generation) that nobody
+    wants any more (they end all the same, as soon as they can), and whether the step computes
+    nothing."""
 
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
     cancels: list[int] = field(default_factory=list)
+    idle: bool = False
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ from moonpool.vllm.stats import Tally
 
 Starter = Callable[[Place], Started]
 
+REST_TURNS, REST_TURN_S = 10, 0.001
+
 
 class WorkerSide:
     """Everything the connector does in the worker's process."""
@@ -47,13 +49,13 @@ class WorkerSide:
         self._newest_load = self._newest_save = 0
         self._ended: tuple[list[LoadDone], list[SaveDone]] = ([], [])
         self._bad_blocks: set[int] = set()
-        self._order = ""
+        self._order = self._device = ""
         self._told: str | None = None
 
     def register(self, caches: Mapping[str, Any]) -> None:
         """Take the engine's KV tensors, by layer; raises ConfigError for what cannot be used."""
         tensor = caches[self._layers[0]]
-        device = str(tensor.device.type)
+        device = self._device = str(tensor.device.type)
         support.check_device(device)
         support.check_mover(self._settings.mover, device)
         table = layout.probe(caches, self._layers, self._num_blocks, self._block_size)
@@ -118,6 +120,23 @@ class WorkerSide:
             self._bad_blocks.update(bad)
         self._ended[1].extend(saves)
         return requests
+
+    def rest(self) -> set[str]:
+        """Give way for a moment in a step that computes nothing while all loads are waiting for
+        another engine; return the requests whose loads ended meanwhile.
+
+        vLLM's processes on a CPU wait for such steps in a loop, a thousand a second. Beside the
+        engine that is waited for, perhaps bound to the same core, this leaves it no time.
+        """
+        ended: set[str] = set()
+        loads = self._loads.values()
+        if self._device == "cpu" and loads and all(job.patience_s for job in loads):
+            for _ in range(REST_TURNS):
+                time.sleep(REST_TURN_S)
+                ended = self.finished_loads()
+                if ended:
+                    break
+        return ended
 
     def take_bad_blocks(self) -> set[int]:
         """Return the blocks to recompute, of loads that ``finished_loads`` has returned."""

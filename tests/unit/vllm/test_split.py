@@ -300,3 +300,20 @@ def test_a_preempted_p_goes_on_and_d_waits_for_it(split: Split) -> None:
     split.prefill(there, PROMPT - there.num_computed_tokens)
     split.step_d(lambda: split.d.completed)
     split.check(here, 5)
+
+
+def test_on_a_cpu_d_gives_way_while_it_waits(split: Split) -> None:
+    there, here = split.to_p(), split.to_d()
+    split.step_d(lambda: split.pool.questions)
+    worker = split.d.worker
+    assert worker.rest() == set()
+    worker._device = "cpu"
+    began = time.monotonic()
+    assert worker.rest() == set()
+    assert time.monotonic() - began >= 0.01
+    split.prefill(there, PROMPT)
+    ended: set[str] = set()
+    while not ended:
+        ended = worker.rest()
+    assert ended == {here.request_id}
+    assert worker.rest() == set()
