@@ -109,14 +109,18 @@ def get(state: State, request: Get, peer: str) -> Got | Failed:
     if failed is not None:
         return failed
     objects = [_MISSING if each is None else each.where for each in known]
-    misses = known.count(None)
+    misses, counted = known.count(None), len(known)
     if misses:
         # All places first: bringing one from disk may push another out that is not leased.
         for i, each in enumerate(known):
             if each is None:
                 objects[i] = _why_not(state, request.keys[i])
-    state.counters["gets"] += len(known)
-    state.counters["get_hits"] += len(known) - misses
+        coming = sum(each.retry_after_s > 0 for each in objects)
+        # These are asked for again, and count then.
+        misses, counted = misses - coming, counted - coming
+        state.counters["get_waits"] += coming
+    state.counters["gets"] += counted
+    state.counters["get_hits"] += counted - misses
     state.counters["get_misses"] += misses
     return Got(objects)
 
