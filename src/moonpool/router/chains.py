@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import xxhash
 
 BYTES_MAX = 256 << 20
@@ -34,14 +35,13 @@ class Chain:
     cuts: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A place where a known text may be cut: the number of tokens before it, and those of them
-    that fill no block."""
+    that fill no block. There are many: the garbage collector need not look at them."""
 
     chain: Chain
     place: int
-    tail: list[int]
+    tail: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Chains:
             begin = place // block_tokens * block_tokens
             if digest not in self._cuts:
                 chain.cuts.append(digest)
-                self._cuts[digest] = Cut(chain, place, fresh[begin - first : place - first])
+                self._cuts[digest] = Cut(chain, place, tuple(fresh[begin - first : place - first]))
         self._add(chain)
         if search.cuts and (head := self._cuts.get(search.cuts[0][0])) is not None:
             self._chains.move_to_end(head.chain)
@@ -158,4 +158,6 @@ def grown(search: Search, ids: list[int], block_tokens: int) -> Chain:
         return Chain(len(ids), ids)
     blocks = base.place // block_tokens
     known = base.chain
-    return Chain(base.place + len(ids), base.tail + ids, known.hashes[:blocks], known.keys[:blocks])
+    return Chain(
+        base.place + len(ids), [*base.tail, *ids], known.hashes[:blocks], known.keys[:blocks]
+    )
