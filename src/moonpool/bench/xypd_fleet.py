@@ -127,8 +127,14 @@ def _settings(
     decode: Sequence[str],
     both: Sequence[str],
 ) -> RouterConfig:
+    # Prompts are token ids: no router needs a tokenizer, whose import would hold up the load.
     return replace(
-        base, policy=policy, prefill=tuple(prefill), decode=tuple(decode), backends=tuple(both)
+        base,
+        tokenizer="instance",
+        policy=policy,
+        prefill=tuple(prefill),
+        decode=tuple(decode),
+        backends=tuple(both),
     )
 
 
