@@ -288,7 +288,8 @@ def test_what_is_stored_in_the_pool_is_published_beside_vllms_own_events(trio: T
 
     def both() -> bool:
         for event in trio.heard():
-            hashes[event.medium] |= set(event.block_hashes)
+            if event["type"] == "BlockStored":
+                hashes[event["medium"]] |= set(event["block_hashes"])
         return len(hashes["CPU"]) == 200 // BLOCK
 
     eventually("the pool's events have come", both, 60)
