@@ -55,6 +55,7 @@ class Daemon:
         self.role = role
         self.keys = keys
         self.prefix: tuple[str, ...] = ()
+        self.module: tuple[str, ...] = (f"moonpool.{role}",)
         self.ready: dict[str, Any] = {}
         self.log = folder / f"{role}-{uuid.uuid4().hex[:8]}.log"
         self._ready_file = self.log.with_suffix(".ready")
@@ -70,7 +71,7 @@ class Daemon:
         """Start the process without waiting for it."""
         self._ready_file.unlink(missing_ok=True)
         keys = self.keys | {"ready_file": self._ready_file}
-        command = [*self.prefix, sys.executable, "-m", f"moonpool.{self.role}"]
+        command = [*self.prefix, sys.executable, "-m", *self.module]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command + [f"{key}={value}" for key, value in keys.items()],
