@@ -90,6 +90,8 @@ class Engine:
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(0.05)
+            if time.monotonic() > deadline - timeout_s + 1.0:
+                await self.generate([(7, 24)])  # a step, in which it hears of what has ended
         return True
 
     async def empty(self, timeout_s: float = 30.0) -> None:

@@ -126,11 +126,12 @@ def spread(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 MOONCAKE_TUNING = {
     "MC_TCP_ENABLE_CONNECTION_POOL": "1",
-    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "1000000",
-    "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "1000000",
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "16384",
+    "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "16384",
     "MC_TCP_SLICE_SIZE": str(2 << 20),
 }
-"""Without these, a step's puts and a prompt's gets are more than it queues, and fail."""
+"""Without these, a step's puts and a prompt's gets are more than it queues, and fail. A value that
+it takes for too large (65,536 is) is ignored."""
 
 
 def write_mooncake(bench: Bench, port: int, nbytes: int) -> tuple[list[str], dict[str, str]]:

@@ -89,7 +89,10 @@ def noted(
         def call(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             result = function(*args, **kwargs)
-            told = detail(args, result)
+            try:
+                told = detail(args, result)
+            except (AttributeError, IndexError, TypeError) as error:
+                told = repr(error)  # the function is another one by now; it must not suffer
             spent = time.perf_counter() - began
             if told:
                 trace.note(what, spent, told)
@@ -199,8 +202,8 @@ WRAPPED: dict[str, dict[str, dict[str, Callable[[Any], Any]]]] = {
     "moonpool.vllm.saves": {
         "Saver": {
             "submit": noted("save jobs", lambda a, _r: [job.job_id for job in a[1]]),
-            "_put": noted("put", lambda a, _r: [a[1].job.job_id, len(a[2])]),
-            "_end": noted("save end", lambda a, _r: [a[1].job.job_id, sum(map(bool, a[2]))]),
+            "_put": noted("put", lambda a, _r: [a[1].save.job.job_id, a[1].first, a[1].last]),
+            "_end": noted("save end", lambda a, _r: [a[1].job.job_id, sum(map(bool, a[1].codes))]),
         }
     },
     "moonpool.client.getting": {"Getter": {"read_chunk": noted("read", lambda a, _r: [len(a[1])])}},
