@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from moonpool import (
     ValueTooLargeError,
     pack,
 )
+from moonpool.client.getting import Getter
 from moonpool.client.local import LocalChannel
 from moonpool.transport.segment import Segment
 
@@ -325,6 +327,32 @@ def test_zero_copy(store: Store) -> None:
     assert store.get_pieces(["a", "b"], back).tolist() == [0, 0]
     assert np.array_equal(source, target)
     assert store.size("a") == 31_000
+
+
+@pytest.mark.parametrize(("at_once", "calls"), [(MIB, 4), (2 * MIB, 2), (64 * MIB, 1)])
+def test_a_call_moves_as_much_at_once_as_it_was_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, at_once: int, calls: int
+) -> None:
+    asked: list[int] = []
+    read_chunk = Getter.read_chunk
+
+    def counted(getter: Getter, keys: list[bytes], *rest: Any) -> Any:
+        asked.append(len(keys))
+        return read_chunk(getter, keys, *rest)
+
+    monkeypatch.setattr(Getter, "read_chunk", counted)
+    store.move_at_once(at_once)
+    source = np.random.default_rng(2).integers(0, 256, 4 * MIB, np.uint8)
+    target = np.zeros_like(source)
+    store.register_buffer(source)
+    store.register_buffer(target)
+    offsets, sizes = np.arange(4, dtype=np.uint64) * np.uint64(MIB), np.full(4, MIB, np.uint64)
+    out = Pieces(offsets + np.uint64(source.ctypes.data), sizes, np.arange(5))
+    back = Pieces(offsets + np.uint64(target.ctypes.data), sizes, np.arange(5))
+    assert not store.put_pieces(["a", "b", "c", "d"], out).any()
+    assert not store.get_pieces(["a", "b", "c", "d"], back).any()
+    assert np.array_equal(source, target)
+    assert (len(asked), sum(asked)) == (calls, 4)
 
 
 def test_zero_copy_with_a_hold_keeps_the_lease(store: Store) -> None:
