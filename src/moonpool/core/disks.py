@@ -6,7 +6,6 @@ former alone, and eviction, leases and reads are not concerned with disks.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -37,18 +36,21 @@ class OnDisk(msgspec.Struct, eq=False, gc=False):
 
 class Disk:
     """A mounted disk. ``asked``: the sizes of objects that the node was told to write, by their
-    generation; what it writes unasked is not taken, once it is ``ready``."""
+    generation; what it writes unasked is not taken, once it is ``ready``. ``wants`` and ``hints``:
+    keys to read as soon as there is room, and until when that is of use."""
 
     __slots__ = (
         "asked",
         "asked_bytes",
         "handle",
+        "hints",
         "info",
         "objects",
         "peer",
         "promoting_bytes",
         "ready",
         "used_bytes",
+        "wants",
     )
 
     def __init__(self, handle: int, info: DiskInfo, peer: str) -> None:
@@ -61,6 +63,8 @@ class Disk:
         self.asked: dict[int, int] = {}
         self.asked_bytes = 0
         self.promoting_bytes = 0
+        self.wants: dict[bytes, float] = {}
+        self.hints: dict[bytes, float] = {}
 
     def ask(self, generation: int, size: int) -> None:
         """Take note that the node is told to write an object."""
@@ -98,8 +102,6 @@ class Disks:
         self.leaving_bytes = 0
         self.draining = False
         """Whether memory is being emptied down to the low watermark, a few objects at a time."""
-        self.hints: deque[tuple[bytes, float]] = deque()
-        """Keys to read ahead of use as soon as there is room, and when that is of no use more."""
         self.selective = False
         """Whether any disk wants to know what is used twice."""
         self._ghosts: dict[bytes, None] = {}

@@ -62,7 +62,7 @@ def _tick(state: State, _request: m.Tick, _peer: str) -> None:
 
 def _put_end(state: State, request: m.PutEnd, peer: str) -> m.Codes | m.Failed:
     reply = puts.put_end(state, request, peer)
-    if state.disks.hints:
+    if state.disks.by_handle:
         promotion.go_on(state)
     return reply
 

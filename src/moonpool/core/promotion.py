@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from moonpool.core import codes
 from moonpool.core.checks import space_needed
-from moonpool.core.disks import OnDisk
+from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.messages import Located, Promotion, Slot
 from moonpool.core.puts import add_put
 from moonpool.core.room import make_room
@@ -19,7 +19,9 @@ from moonpool.core.state import State
 
 PROMOTED_RETRY_S = 0.002
 BUSY_RETRY_S = 0.01
+WANT_S = 1.0
 HINT_S = 10.0
+"""How long a read waits for room since somebody last asked for it, or hinted at it."""
 HINTS_MAX = 65_536
 BUSY, NO_ROOM, STARTED = range(3)
 
@@ -34,18 +36,31 @@ def bring(state: State, key: bytes) -> Located | None:
     found = state.disks.objects.get(key)
     if found is None:
         return None
+    disk = state.disks.by_handle[found.disk]
+    if disk.wants:
+        # Others wait already. They are served in turn when there is room, not at each question.
+        _want(state, disk, key)
+        return _later(found.size, BUSY_RETRY_S)
     begun = start(state, found)
-    if begun == BUSY:
-        state.counters["promotions_waited"] += 1
-    if begun == NO_ROOM:
+    if begun == STARTED:
+        return _later(found.size, PROMOTED_RETRY_S)
+    state.counters["promotions_waited"] += 1
+    if begun == NO_ROOM and not _may_wait(state):
         state.counters["promotions_refused"] += 1
-        # A lease or a put may end soon, or what has to leave memory be written.
-        waits = (
-            state.leases.count or state.puts or any(d.asked for d in state.disks.by_handle.values())
-        )
-        wait_s = BUSY_RETRY_S if waits else 0.0
-        return Located(found.size, code=codes.NO_SPACE, retry_after_s=wait_s)
-    return _later(found.size, PROMOTED_RETRY_S if begun == STARTED else BUSY_RETRY_S)
+        return Located(found.size, code=codes.NO_SPACE)
+    _want(state, disk, key)
+    return _later(found.size, BUSY_RETRY_S)
+
+
+def _want(state: State, disk: Disk, key: bytes) -> None:
+    if key in disk.wants or len(disk.wants) < HINTS_MAX:
+        disk.wants[key] = state.now + WANT_S
+
+
+def _may_wait(state: State) -> bool:
+    """Tell whether room may come: a lease or a put ends, or what has to leave is written."""
+    writing = any(each.asked for each in state.disks.by_handle.values())
+    return bool(state.leases.count or state.puts or writing)
 
 
 def _later(size: int, seconds: float) -> Located:
@@ -87,26 +102,43 @@ def start(state: State, found: OnDisk) -> int:
 
 def hint(state: State, keys: Iterable[bytes]) -> int:
     """Read objects ahead of use, now or as soon as there is room; return how many are read now."""
-    hints, until = state.disks.hints, state.now + HINT_S
-    hints.extend((key, until) for key in keys)
-    while len(hints) > HINTS_MAX:
-        hints.pop()
+    until = state.now + HINT_S
+    for key in keys:
+        found = state.disks.objects.get(key)
+        if found is not None:
+            disk = state.disks.by_handle[found.disk]
+            if len(disk.hints) < HINTS_MAX:
+                disk.hints[key] = until
     return go_on(state)
 
 
 def go_on(state: State) -> int:
-    """Begin to read what was hinted at, as far as there is room; return how many objects."""
-    hints, started = state.disks.hints, 0
-    while hints:
-        key, until = hints[0]
+    """Begin to read what is wanted, then what was hinted at, as far as there is room; return how
+    many objects."""
+    started = 0
+    for disk in state.disks.by_handle.values():
+        for queue in (disk.wants, disk.hints):
+            count, blocked = _serve(state, queue)
+            started += count
+            if blocked:
+                break
+    return started
+
+
+def _serve(state: State, queue: dict[bytes, float]) -> tuple[int, bool]:
+    """Begin to read what a queue names; return how many objects, and whether it is held up."""
+    started = 0
+    while queue:
+        key = next(iter(queue))
         found = state.disks.objects.get(key)
         waits = state.index.find(key) is None and key not in state.in_progress
-        if found is not None and waits and until > state.now:
-            if start(state, found) != STARTED:
-                break
-            started += 1
-        hints.popleft()
-    return started
+        if found is not None and waits and queue[key] > state.now:
+            begun = start(state, found)
+            if begun == BUSY or (begun == NO_ROOM and _may_wait(state)):
+                return started, True
+            started += begun == STARTED
+        del queue[key]
+    return started, False
 
 
 def _room(state: State, peer: str, needed: int) -> tuple[int, Slot] | None:

@@ -93,7 +93,8 @@ def _evict_saved(state: State, usable: list[Segment], size: int) -> tuple[Segmen
             budget -= evict(state, coldest)
             found = _take(usable, handles, size)
         else:
-            met += 1
+            # Where no more may be written, a few more are looked at, in case one is on disk.
+            met += _SPARED_MAX // 16 if when == offload.BUSY else 1
             kept += [coldest] if when == offload.BUSY else []
     state.offer(kept)
     return found

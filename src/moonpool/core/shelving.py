@@ -130,6 +130,7 @@ def unshelve(state: State, request: Unshelve, peer: str) -> Done | Failed:
             state.counters["unshelved"] += 1
             state.forget_shelved(known)
         _settle(state, generation)
+    promotion.go_on(state)
     return Done()
 
 

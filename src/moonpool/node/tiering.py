@@ -25,7 +25,7 @@ EXTENT_BYTES_MIN = 256 * MIB
 EXTENT_BYTES_MAX = 4096 * MIB
 REMOTE_EXTENT_BYTES = 128 * MIB
 """There an extent is a batch, gathered in memory first; a larger object has no place."""
-PROMOTE_SHARE, OFFLOAD_SHARE = 4, 16
+PROMOTE_SHARE, OFFLOAD_SHARE = 4, 8
 """The parts of a node's memory that may be on their way from disk, and to it, at a time."""
 WAY_BYTES_MIN = 16 * MIB
 PROMOTE_BYTES_MAX = 4096 * MIB

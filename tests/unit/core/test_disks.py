@@ -208,13 +208,25 @@ def test_reads_from_disk_are_bounded_and_wait_for_their_turn() -> None:
 
 def test_no_room_in_memory_is_said() -> None:
     pool = Pool(pages=2)
-    pool.mount_disk(m.ON_EVICT, shelved(A))
+    pool.disk = pool.mount_disk(m.ON_EVICT, shelved(A))
     pool.put(B, C)
     pool.get(B, C, lease_s=10.0)
     (found,) = pool.get(A, lease=2)
-    assert found.code == -200
+    assert found.code == -703
     assert found.retry_after_s > 0
-    assert pool.count("promotions_refused") == 1
+    assert pool.get(A, lease=2)[0].retry_after_s > 0
+    assert pool.count("promotions_waited") == 1
+    pool.ask(m.Release([1]))
+    pool.tick()
+    # What is not on disk yet is not given up for it.
+    assert len(pool.asked()) == 2
+    pool.write(B, C)
+    assert [item.object.key for item in pool.promotions()] == [A]
+    pinned = Pool(pages=2)
+    pinned.mount_disk(m.ON_EVICT, shelved(A))
+    pinned.put(B, C, pinned=True)
+    (found,) = pinned.get(A)
+    assert (found.code, found.retry_after_s) == (-200, 0.0)
 
 
 def test_prefetch_brings_what_memory_lacks_of_a_prefix() -> None:
@@ -242,7 +254,7 @@ def test_a_long_prefetch_goes_on_as_there_is_room() -> None:
             pool.read(item)
         pool.tick()
     assert seen == keys
-    assert not pool.state.disks.hints
+    assert not any(each.hints for each in pool.state.disks.by_handle.values())
     pool.remove(*keys)
     pool.mount_disk(m.ON_EVICT, *(shelved(key) for key in keys), promote=2 * PAGE)
     pool.expect(m.Matched, request)
