@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +153,47 @@ def test_a_new_master_learns_what_is_on_the_disk(tmp_path: Path) -> None:
         for first in range(0, COUNT, 12):
             some = slice(first, first + 12)
             assert store.get_batch(KEYS[some]) == VALUES[some]
+
+
+def test_kills_amid_writes_and_reads_never_give_wrong_bytes(tmp_path: Path) -> None:
+    wrong: list[str] = []
+    stop = threading.Event()
+
+    def load(store: Store, seed: int) -> None:
+        chance = random.Random(seed)
+        while not stop.is_set():
+            i = chance.randrange(COUNT)
+            with contextlib.suppress(MoonpoolError):
+                if chance.random() < 0.5:
+                    store.put_batch([KEYS[i]], [VALUES[i]])
+                elif store.get_batch([KEYS[i]])[0] not in (None, VALUES[i]):
+                    wrong.append(KEYS[i])
+
+    with (
+        disk_pool(tmp_path, ssd_policy="write-through") as (master, node),
+        Store.connect(master.address) as store,
+        Store.connect(master.address, transports=("tcp",)) as far,
+    ):
+        threads = [
+            threading.Thread(target=load, args=(each, i)) for i, each in enumerate((store, far))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for kills in range(3):
+                wanted = 30 * (kills + 1)
+                eventually("objects on disk", lambda n=wanted: on_disk(store) >= n, 60.0)  # type: ignore[misc]
+                node.kill()
+                node.start()
+            eventually("objects on disk", lambda: on_disk(store) >= 90, 60.0)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(30.0)
+        assert wrong == []
+        there = [i for i, yes in enumerate(store.exists_batch(KEYS)) if yes]
+        assert len(there) >= 90
+        assert all(same(store, [KEYS[i]], [VALUES[i]]) for i in there)
 
 
 def test_damage_on_disk_is_a_miss_and_never_wrong_bytes(tmp_path: Path) -> None:
