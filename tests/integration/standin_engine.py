@@ -26,6 +26,7 @@ class StandIn:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
@@ -39,6 +40,10 @@ class StandIn:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        labels = f'block_size="{BLOCK}",num_gpu_blocks="1000",prefix_caching_hash_algo="sha256"'
+        return web.Response(text=f"vllm:cache_config_info{{{labels}}} 1.0\n")
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "stand-in"}]})

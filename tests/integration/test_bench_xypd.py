@@ -47,7 +47,7 @@ async def test_splits_are_measured_in_turn(tmp_path: Path) -> None:
         prefill, decode = await _fleet(stack, 2), await _fleet(stack, 2)
         json_file, book = tmp_path / "x.json", tmp_path / "x.xlsx"
         code, out, err = await _run(
-            *_flags(prefill, decode), "--configs", "1P1D,2P2D", *SMALL,
+            *_flags(prefill, decode), "--configs", "1P1D,2P2D", "--policy", "round_robin", *SMALL,
             "--json", str(json_file), "--xlsx", str(book),
         )  # fmt: skip
     assert code == 0, err
