@@ -37,9 +37,9 @@ class Options:
     sections: tuple[str, ...] = SECTIONS
     bars: bool = True
     rate: float = 100.0
-    warm: int = 1000
+    warm: int = 600
     counted: int = 1000
-    rounds: int = 5
+    rounds: int = 3
     engines: int = 4
     shape: Shape = field(default_factory=Shape)
     streams: int = 1000
