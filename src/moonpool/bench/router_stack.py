@@ -32,6 +32,13 @@ class Target:
     pid: int = 0
 
 
+def raise_priority(pid: int) -> None:
+    """Let this process's own niceness count for a session of another: where the kernel groups
+    processes by session, it does not by itself."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
+
+
 def cores() -> tuple[int, int]:
     """Return the core for routers, and the one for the load and the engines."""
     allowed = sorted(os.sched_getaffinity(0))
@@ -118,6 +125,7 @@ def _process(command: list[str], core: int, **pipes: object) -> Iterator[subproc
     process: subprocess.Popen[bytes] = subprocess.Popen(  # type: ignore[call-overload]
         pinned, stdin=subprocess.DEVNULL, env=environment, start_new_session=True, **pipes
     )
+    raise_priority(process.pid)
     try:
         yield process
     finally:
