@@ -53,7 +53,7 @@ def _behind(state: State) -> int:
 
 def _list_disks(state: State, request: List) -> Listed:
     """Return a page of the objects that are on disks only, in any order that lasts."""
-    at = request.after - _DISKS_AT
+    at = min(request.after - _DISKS_AT, len(state.disks.objects))
     found: list[ObjectInfo] = []
     scanned = islice(state.disks.objects.values(), at, at + state.config.list_scan_max)
     for each in scanned:
