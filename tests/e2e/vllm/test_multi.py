@@ -123,7 +123,9 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
         ]
         (port,) = free_ports(1)
         zmq: Any = importlib.import_module("zmq")
-        listener = stack.enter_context(closing(zmq.Context().socket(zmq.SUB)))
+        context = zmq.Context()
+        stack.callback(context.term)
+        listener = stack.enter_context(closing(context.socket(zmq.SUB)))
         listener.connect(f"tcp://127.0.0.1:{port}")
         listener.subscribe("")
         events = {"enable_kv_cache_events": True, "publisher": "zmq"}
