@@ -131,6 +131,9 @@ def reload(front: Front, old: RouterConfig, new: RouterConfig) -> list[str]:
     """Let a running front do what another configuration says; return the keys that it cannot
     change without a restart. What is in flight or waits goes on. Raises ConfigError."""
     members = members_of(new)
+    if not members and members_of(old):
+        # A file that is being written, or was emptied by mistake, must not take a service down.
+        raise ConfigError("backends: none are named any more; remove the last ones by hand")
     fixed = [key for key in FIXED if getattr(old, key) != getattr(new, key)]
     changed = new.policy != old.policy
     chosen = policy.create(new.policy, front.index) if changed else None

@@ -31,28 +31,34 @@ class Source(Protocol):
 
 
 class FileWatch:
-    """Tells when a file has changed."""
+    """Tells when a file has changed, and is not being written any more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._taken: tuple[int, int, int] | None = None
+        self._last: tuple[int, int, int] | None = None
 
     def changed(self) -> bool:
-        """Return whether the file is another than when it was last asked about."""
+        """Return whether the file is another than when this last said so, and the same as at the
+        last question; the first time, whether it is there."""
         try:
             found = self.path.stat()
         except OSError:
             return False
         now = (found.st_mtime_ns, found.st_size, found.st_ino)
-        before, self._seen = self._seen, now
-        return now != before
+        rests = now == self._last or self._taken is None
+        self._last = now
+        if now == self._taken or not rests:
+            return False
+        self._taken = now
+        return True
 
 
 class FileSource:
     """A file: one instance a line (URL, and where prefill and decode are split ROLE and BOOTSTRAP),
     or JSON, TOML or YAML with a list ``instances`` of URLs or of tables with these keys.
 
-    A file that cannot be understood, or is gone, changes nothing.
+    A file that cannot be understood, is gone or has no lines changes nothing.
     """
 
     name = "file"
@@ -80,6 +86,8 @@ def read_instances(path: Path) -> list[Named]:
             raise ConfigError(f"discovery: {path} has no list called instances")
     else:
         listed = [dict(zip(KEYS, line.split(None, 2), strict=False)) for line in _lines(path)]
+        if not listed:
+            raise ConfigError(f"discovery: {path} names no instance")
     if len(listed) > INSTANCES_MAX:
         raise ConfigError(f"discovery: {path} names more than {INSTANCES_MAX} instances")
     return [_named(each) for each in listed]

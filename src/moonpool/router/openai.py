@@ -10,9 +10,10 @@ import msgspec
 from aiohttp import web
 
 PRIORITY_HEADER = "X-Moonpool-Priority"
-# What the router sets itself when prefill and decode are split: from a client it is an attack on
-# engines, some of which end with an assertion.
-PRIVATE_FIELDS = ("kv_transfer_params",)
+# What routers set themselves when work is split: from a client it is an attack on engines, some of
+# which end with an assertion. vLLM takes them from its extra arguments too.
+PRIVATE_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+EXTRA_ARGUMENTS = "vllm_xargs"
 
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any_value = msgspec.json.Decoder()
@@ -79,11 +80,16 @@ class Fields:
         return msgspec.json.encode({**kept, **more})
 
     def without_private(self, body: bytes) -> bytes:
-        """Return the body without the fields that only routers may set."""
-        if not any(name in self._raw for name in PRIVATE_FIELDS):
+        """Return the body without the fields that only routers may set. Raises BadRequest."""
+        found = [name for name in PRIVATE_FIELDS if name in self._raw]
+        for name in found:
+            del self._raw[name]
+        extra = self.get(EXTRA_ARGUMENTS)
+        if isinstance(extra, dict) and any(name in extra for name in PRIVATE_FIELDS):
+            kept = {name: value for name, value in extra.items() if name not in PRIVATE_FIELDS}
+            self._raw[EXTRA_ARGUMENTS] = msgspec.Raw(msgspec.json.encode(kept))
+        elif not found:
             return body
-        for name in PRIVATE_FIELDS:
-            self._raw.pop(name, None)
         return msgspec.json.encode(self._raw)
 
 

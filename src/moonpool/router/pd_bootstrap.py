@@ -14,6 +14,8 @@ from moonpool.router.upstream import read_all
 TIMEOUT_S = 5.0
 # An engine that began anew has another id, and who asks for the old one waits in vain.
 KNOWN_S = 10.0
+# A server that hangs must not cost every request the time until that is known.
+FAILED_S = 10.0
 ANSWER_BYTES_MAX = 1 << 20
 RANKS_MAX = 1024
 KNOWN_MAX = 1024
@@ -38,11 +40,13 @@ class _Known:
 
 
 class Bootstraps:
-    """Engine ids by data-parallel rank, asked for when needed and believed for KNOWN_S."""
+    """Engine ids by data-parallel rank, asked for when needed and believed for KNOWN_S; a failure
+    for FAILED_S."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: dict[str, _Known] = {}
+        self._failed: dict[str, tuple[float, str]] = {}
 
     def forget(self, instance: Instance) -> None:
         """Ask anew next time."""
@@ -53,7 +57,7 @@ class Bootstraps:
         known = self._known.get(instance.bootstrap)
         if known is None or self._clock() >= known.until_s:
             turn = known.turn if known is not None else 0
-            engines = await _ask(http, instance.bootstrap)
+            engines = await self._ask(http, instance.bootstrap)
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
             known = _Known(engines, self._clock() + KNOWN_S, turn)
@@ -61,6 +65,20 @@ class Bootstraps:
         rank, engine = known.engines[known.turn % len(known.engines)]
         known.turn += 1
         return rank, engine, len(known.engines)
+
+    async def _ask(self, http: aiohttp.ClientSession, base: str) -> list[tuple[int, str]]:
+        until_s, why = self._failed.get(base, (0.0, ""))
+        if self._clock() < until_s:
+            raise BootstrapError(why)
+        try:
+            engines = await _ask(http, base)
+        except BootstrapError as error:
+            if len(self._failed) >= KNOWN_MAX:
+                self._failed.clear()
+            self._failed[base] = (self._clock() + FAILED_S, str(error))
+            raise
+        self._failed.pop(base, None)
+        return engines
 
 
 async def _ask(http: aiohttp.ClientSession, base: str) -> list[tuple[int, str]]:

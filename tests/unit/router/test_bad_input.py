@@ -107,6 +107,20 @@ async def test_a_client_cannot_set_what_is_between_router_and_engines() -> None:
         assert engine.bodies == [b'{"n":12345678901234567890123,"f":1.10}']
 
 
+@pytest.mark.parametrize("value", [b"[]", b"0", b'""', b'{"do_remote_prefill": true}', b'"x"'])
+async def test_nor_in_the_extra_arguments_of_vllm(value: bytes) -> None:
+    async with _one() as (_, url, engine):
+        hidden = b'{"vllm_xargs": {"a": [1.5], "kv_transfer_par\\u0061ms": %b}, "n": 1}' % value
+        assert (await _post(url, hidden))[0] == 200
+        assert (await _post(url, hidden.replace(b"kv_transfer", b"ec_transfer")))[0] == 200
+        assert engine.bodies == [b'{"vllm_xargs":{"a":[1.5]},"n":1}'] * 2
+        untouched = b'{ "vllm_xargs": {"a": 1},  "n": 1}'
+        assert (await _post(url, untouched))[0] == 200
+        assert engine.bodies[-1] == untouched
+        nested = b"[" * 100_000 + b"]" * 100_000
+        assert (await _post(url, b'{"vllm_xargs": %b}' % nested))[0] in (200, 400)
+
+
 async def test_both_lengths_and_odd_heads_are_refused() -> None:
     async with _one() as (_, url, engine):
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"

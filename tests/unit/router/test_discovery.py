@@ -258,7 +258,25 @@ def test_a_watch_sees_each_change_once(tmp_path: Path) -> None:
     file.write_text("1")
     assert [watch.changed(), watch.changed()] == [True, False]
     file.write_text("22")
-    assert watch.changed()
+    # It may still be being written: only when it rests it has changed.
+    assert [watch.changed(), watch.changed(), watch.changed()] == [False, True, False]
+
+
+def test_a_configuration_without_engines_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    config = RouterConfig(backends=("http://a",), policy="session")
+    front = build.front_of(config)
+    Reloader(front, config, lambda: RouterConfig(policy="least_loaded")).reload()
+    assert [each.url for each in front.instances] == ["http://a"]
+    assert front.policy_name == "session"
+    assert "configuration not taken: backends: none are named any more" in caplog.text
+
+
+def test_a_list_that_was_emptied_is_a_mistake_and_an_empty_table_is_not(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("# nobody\n")
+    with pytest.raises(ConfigError, match="names no instance"):
+        read_instances(tmp_path / "list")
+    (tmp_path / "list.json").write_text('{"instances": []}')
+    assert read_instances(tmp_path / "list.json") == []
 
 
 @pytest.mark.parametrize(

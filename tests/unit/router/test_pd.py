@@ -9,9 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from moonpool.router.instance import Instance
 from moonpool.router.members import named
+from moonpool.router.pd_bootstrap import FAILED_S, BootstrapError, Bootstraps
 from tests.unit.router.pd_engines import DETAILS, WAIT_S, House, house
+from tests.unit.router.upstream import serving_app
 
 CHAT = "/v1/chat/completions"
 TEXT = "a prompt that is too long to be computed by the decoding engine " * 4
@@ -345,6 +349,29 @@ async def test_without_an_answer_of_the_bootstrap_the_decoding_engine_prefills()
         assert not at.ps[0].bodies
         assert "kv_transfer_params" not in at.ds[0].bodies[0]
         assert at.count("pd_fallbacks", reason="no bootstrap") == 1
+
+
+async def test_a_bootstrap_that_failed_is_not_asked_again_for_a_while() -> None:
+    asked, now = 0, 100.0
+
+    async def nothing(_request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=500)
+
+    app = web.Application()
+    app.router.add_get("/query", nothing)
+    async with serving_app(app) as url, aiohttp.ClientSession() as http:
+        where = Instance("http://p", bootstrap=url)
+        bootstraps = Bootstraps(lambda: now)
+        for _ in range(3):
+            with pytest.raises(BootstrapError, match="HTTP 500"):
+                await bootstraps.next(http, where)
+        assert asked == 1
+        now += FAILED_S
+        with pytest.raises(BootstrapError):
+            await bootstraps.next(http, where)
+        assert asked == 2
 
 
 async def test_a_client_that_leaves_before_the_decode_ends_the_prefill() -> None:
