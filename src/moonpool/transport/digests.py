@@ -86,6 +86,8 @@ class Packer:
             same = todo & _starts(raw, _KEY, head)
             todo &= ~same
             chosen = same & _has_plain_parent(raw, entries, head)
+            # A digest of zeros stands for none: such an object is told by itself.
+            chosen &= raw[:, _KEY + width : _KEY + width + DIGEST_BYTES].any(axis=1)
             left &= ~chosen
             digests = raw[chosen, _KEY + width : _KEY + width + DIGEST_BYTES]
             parents = raw[chosen, _PARENT + width : _PARENT + width + DIGEST_BYTES].copy()

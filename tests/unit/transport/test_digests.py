@@ -25,6 +25,8 @@ def some_key(chance: random.Random, namespaces: list[bytes]) -> bytes:
     name = chance.randbytes(width - 1) + b"\1"
     if chance.random() < 0.1:
         name = chance.randbytes(14) + b"\0\0"  # what NumPy's texts would lose
+    if chance.random() < 0.03:
+        name = bytes(16)  # what stands for no parent
     return bytes([len(namespace)]) + namespace + name
 
 
