@@ -106,7 +106,8 @@ def test_a_prefetch_brings_a_prefix_before_it_is_asked_for(tmp_path: Path) -> No
             eventually("it is known", lambda s=store, p=prefix: s.prefetch(space, p) > 0)  # type: ignore[misc]
             some = range(first, first + 16)
             eventually("in memory", lambda s=some: all(near.stat(keys[i]).segments for i in s))  # type: ignore[misc]
-            assert store.prefetch(space, prefix) == 0
+            # Making room may have sent one back before the last had come.
+            eventually("nothing to bring", lambda s=store, p=prefix: s.prefetch(space, p) == 0)  # type: ignore[misc]
         metrics = master.http("/metrics").decode()
         assert 'moonpool_disk_objects{node="n0",policy="on-evict"}' in metrics
         assert near.remove_all() == COUNT
