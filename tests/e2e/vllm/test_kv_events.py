@@ -131,8 +131,9 @@ async def test_the_index_follows_a_real_engine(tmp_path: Path) -> None:
     # Another process in its place has nothing; that is noticed with its first events.
     async with _engine(model, tmp_path) as engine:
         assert await engine.serve(prompts[3]) == 0
+        # Both were known of the engine before: first that is forgotten, then one is learned anew.
+        await seen.until(prompts[0], 0)
         await seen.until(prompts[3], 8 * BLOCK)
-        assert seen.known(prompts[0]) == 0
         assert seen.follower.counts.restarts == 1
         described = seen.events.describe(seen.engine)
         assert (described["followed"], described["alive"], described["restarts"]) == (True, True, 1)
