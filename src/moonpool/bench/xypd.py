@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moonpool.bench.xypd_figures import Figures, figures
 from moonpool.bench.xypd_fleet import Fleet
+from moonpool.bench.xypd_split import Split
 from moonpool.demo.compare import Comparison, compare
 from moonpool.demo.process import StartError
 from moonpool.demo.workload import Workload
-from moonpool.errors import ConfigError
 from moonpool.workload.replay import Answer, ReplayOptions, Run, replay
 from moonpool.workload.session import Session, Turn
 
 CONFIGS = ("1P1D", "2P1D", "2P2D", "2P4D", "4P4D")
-ENGINES_MAX = 64
 WARM_UP_TOKENS = 300
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """So many engines that only prefill and only decode; ``both``: that do all of it."""
-
-    prefill: int = 0
-    decode: int = 0
-    both: int = 0
-
-    def __str__(self) -> str:
-        return str(self.both) if self.both else f"{self.prefill}P{self.decode}D"
-
-
-def splits(text: str) -> tuple[Split, ...]:
-    """Return what ``1P1D,2P4D,3`` means; raise ConfigError."""
-    found = tuple(_split(part.strip()) for part in text.split(",") if part.strip())
-    if not found or len(set(found)) < len(found):
-        raise ConfigError(f"configs: {text!r} is not allowed; allowed: different ones, such as "
-                          "1P1D,2P4D")  # fmt: skip
-    return found
-
-
-def _split(text: str) -> Split:
-    match = re.fullmatch(r"(?:(\d{1,3})[pP](\d{1,3})[dD]|(\d{1,3}))", text)
-    numbers = [int(number) for number in match.groups() if number] if match else []
-    if not numbers or min(numbers) < 1 or sum(numbers) > ENGINES_MAX:
-        raise ConfigError(
-            f"configs: {text!r} is not allowed; allowed: 1P1D and so on, or a number of engines "
-            f"that do both; {ENGINES_MAX} engines at most"
-        )
-    return Split(*numbers) if len(numbers) == 2 else Split(both=numbers[0])
 
 
 @dataclass(frozen=True, slots=True)

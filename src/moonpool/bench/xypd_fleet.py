@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import aiohttp
 
+from moonpool.bench.xypd_split import Split
 from moonpool.config import RouterConfig
 from moonpool.demo import engine, place
 from moonpool.demo.engine import EngineOptions
@@ -21,9 +22,6 @@ from moonpool.router.build import front_of
 from moonpool.router.front import Front
 from moonpool.router.instance import BOTH, DECODE, PREFILL
 from moonpool.router.service import listen, serving
-
-if TYPE_CHECKING:
-    from moonpool.bench.xypd import Split
 
 START_S = 600.0
 PROBE_S = 10.0

@@ -95,7 +95,8 @@ def xypd(
 def _options(configs: str, policies: list[str], model: str) -> XypdOptions:
     import uuid
 
-    from moonpool.bench.xypd import XypdOptions, splits
+    from moonpool.bench.xypd import XypdOptions
+    from moonpool.bench.xypd_split import splits
     from moonpool.demo.engine import BLOCK_TOKENS
     from moonpool.demo.model import BYTE_TOKENS
     from moonpool.errors import ConfigError

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from moonpool.bench.xypd import Outcome, Split, splits
+from moonpool.bench.xypd import Outcome
 from moonpool.bench.xypd_book import COLUMNS, values, write
 from moonpool.bench.xypd_figures import figures, gaps_s, tpot_s
 from moonpool.bench.xypd_report import as_json, cells, different, well
+from moonpool.bench.xypd_split import Split, splits
 from moonpool.demo.compare import compare
 from moonpool.errors import ConfigError
 from moonpool.workload.replay import Answer, Choice, Run
