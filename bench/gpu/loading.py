@@ -12,10 +12,10 @@ import contextlib
 import ctypes
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from bench.gpu.rig import Bench, Pool, median
@@ -29,6 +29,7 @@ from moonpool.vllm.jobs import LoadJob, SaveJob
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.stats import Tally
 
+T = TypeVar("T")
 MIB = 1 << 20
 STRIDE = 16
 NAMESPACE = b"loading-bench---"
@@ -281,20 +282,18 @@ def _settle(runner: Runner, memory: Memory) -> None:
 
 
 def _saved(runner: Runner) -> tuple[int, ...]:
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        _, saves = runner.take()
-        if saves:
-            return saves[0].codes
-        time.sleep(0.0002)
-    raise RuntimeError("a save does not end")
+    return _ended("save", lambda: runner.take()[1]).codes
 
 
 def _loaded(runner: Runner) -> int:
+    return _ended("load", lambda: runner.take()[0]).good_blocks
+
+
+def _ended(what: str, take: Callable[[], Sequence[T]]) -> T:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        loads, _ = runner.take()
-        if loads:
-            return loads[0].good_blocks
+        done = take()
+        if done:
+            return done[0]
         time.sleep(0.0002)
-    raise RuntimeError("a load does not end")
+    raise RuntimeError(f"a {what} does not end")

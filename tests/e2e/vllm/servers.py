@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from moonpool.demo import engine
 from moonpool.demo.place import free_ports
 from tests.integration.processes import environment
 
@@ -24,17 +25,7 @@ BLOCK, OBJECT = 32, 64
 START_S, ANSWER_S = 240.0, 120.0
 LOGPROBS = 5
 FEW_CORES = Path(__file__).parent / "few_cores"
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOGGING_LEVEL": "INFO",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "UCX_LOG_LEVEL": "error",
-}
+ENVIRONMENT = {**engine.ENVIRONMENT, "UCX_LOG_LEVEL": "error"}
 
 
 def prompt(seed: int, length: int) -> list[int]:
