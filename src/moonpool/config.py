@@ -69,6 +69,17 @@ class MasterConfig(RoleConfig):
     watermark_high: float = _key(0.95, v.fraction, "eviction starts at this share of a segment")
     watermark_low: float = _key(0.90, v.fraction, "and goes on down to this one")
     put_timeout_s: float = _key(30.0, v.seconds, "a put that was not ended is given up after this")
+    kv_lease_s: float = _key(
+        10.0, v.seconds, "how long clients of the Mooncake API lease what they read or ask for"
+    )
+    soft_pin_s: float = _key(1800.0, v.seconds, "how long a soft pin lasts if its put does not say")
+    soft_pin_s_max: float = _key(86_400.0, v.seconds, "the longest that a put may say")
+    evict_soft_pinned: bool = _key(
+        True, v.boolean, "evict soft-pinned objects where nothing else is left"
+    )
+    client_ttl_s: float = _key(
+        10.0, v.seconds, "a peer whose host answers nothing for so long is taken for gone"
+    )
     token: str = _key("", v.text, "what peers must say before they may change anything")
     board_dir: str = _key(
         "", v.text, "directory of the table that clients here look up; empty: as segment_dir"
@@ -90,6 +101,10 @@ class MasterConfig(RoleConfig):
             raise ConfigError(
                 f"watermark_low: {self.watermark_low} is above watermark_high "
                 f"{self.watermark_high}; 0 to {self.watermark_high} are allowed"
+            )
+        if self.soft_pin_s > self.soft_pin_s_max:
+            raise ConfigError(
+                f"soft_pin_s: {self.soft_pin_s} is above soft_pin_s_max {self.soft_pin_s_max}"
             )
 
 

@@ -128,6 +128,7 @@ def _disk_status(disk: Disk) -> DiskStatus:
 
 def _info(state: State, each: Object) -> ObjectInfo:
     where = each.where
+    soft_pin_s = state.soft.rest_s(each, state.now) if each.pinned else 0.0
     return ObjectInfo(
         key=each.key,
         parent=each.parent_key,
@@ -135,13 +136,14 @@ def _info(state: State, each: Object) -> ObjectInfo:
         checksum=where.checksum,
         generation=where.generation,
         complete=True,
-        pinned=each.pinned,
+        pinned=each.pinned and not soft_pin_s,
         children=sum(1 for _ in children_of(each)),
         leases=each.leases,
         created_s_ago=state.ago(each.serial),
         used_s_ago=state.ago(each.used),
         segments=[_name(state, slot.segment) for slot in where.slots],
         disk=_disk_of(state, each.key),
+        soft_pin_s=soft_pin_s,
     )
 
 

@@ -54,6 +54,7 @@ def _peer_gone(state: State, request: m.PeerGone, _peer: str) -> None:
 def _tick(state: State, _request: m.Tick, _peer: str) -> None:
     state.expire_leases()
     state.expire_puts()
+    state.expire_soft_pins()
     evict_to_watermark(state)
     promotion.go_on(state)
     state.handoffs.expire(state.now)

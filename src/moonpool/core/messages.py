@@ -42,6 +42,7 @@ class Welcome(Message, frozen=True):
     ``board_path`` is the file in which clients on the machine ``board_host`` may look objects up
     by themselves; empty if there is none. The file says ``board_cookie`` too. ``local`` is the name
     of an abstract Unix socket that does what the port does, for clients on that machine.
+    ``kv_lease_s`` is what clients of the Mooncake API are to lease for.
     """
 
     version: int
@@ -50,6 +51,7 @@ class Welcome(Message, frozen=True):
     board_host: str = ""
     board_cookie: int = 0
     local: str = ""
+    kv_lease_s: float = 10.0
 
 
 class Failed(Message, frozen=True):
@@ -338,6 +340,8 @@ class PutStart(Message, frozen=True):
     replicas: int = 1
     preferred: str = ""
     pinned: bool = False
+    soft_pin_s: float = 0.0
+    """How long eviction is to prefer others; 0: not at all, below 0: as long as the master says."""
 
 
 class Slot(Part, frozen=True):
@@ -563,6 +567,8 @@ class ObjectInfo(Part, frozen=True):
     segments: list[str]
     disk: str = ""
     """The node that has it on disk, if one has; without segments it is only there."""
+    soft_pin_s: float = 0.0
+    """How long it is soft-pinned still; one of these is not ``pinned``."""
 
 
 class Listed(Message, frozen=True):

@@ -12,6 +12,8 @@ the key back at once; until then the key answers -705, as for any other put in p
 
 from __future__ import annotations
 
+import math
+
 from moonpool.core import codes, offload
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
 from moonpool.core.messages import (
@@ -46,6 +48,9 @@ def put_start(state: State, request: PutStart, peer: str) -> PutStarted | Failed
     if not 1 <= request.replicas <= state.config.replicas_max:
         allowed = state.config.replicas_max
         return Failed(codes.INVALID, f"{request.replicas} replicas; 1 to {allowed} are allowed")
+    if not math.isfinite(request.soft_pin_s) or request.soft_pin_s > state.config.soft_pin_s_max:
+        text = f"soft_pin_s {request.soft_pin_s}: at most {state.config.soft_pin_s_max} are allowed"
+        return Failed(codes.INVALID, text)
     state.expire_leases()
     state.expire_puts()
     starter = _Starter(state, request, peer)
@@ -62,6 +67,8 @@ class _Starter:
         self.placement = Placement(state.segments.ready(), request.preferred)
         # Where no room could be made for one item, none is looked for again for a larger one.
         self.hopeless = U64_MAX
+        asked = request.soft_pin_s
+        self.soft_pin_s = state.config.soft_pin_s if asked < 0 else asked
 
     def start(self, item: PutItem) -> Grant:
         state = self.state
@@ -112,6 +119,7 @@ class _Starter:
             state.now,
             self.request.pinned,
             slots,
+            soft_pin_s=self.soft_pin_s,
         )
         for slot in slots:
             state.segments.by_handle[slot.segment].own(slot.offset, put)
@@ -189,6 +197,8 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
     state.remember_end(put)
     where = Located(put.size, checksum, generation, slots)
     added = state.add_object(put.key, put.parent, where, pinned=put.pinned)
+    if put.soft_pin_s and not put.pinned:
+        state.soft.add(added, state.now + put.soft_pin_s)
     if state.disks.by_handle and added.key not in state.disks.objects:
         offload.was_put(state, added)
     state.counters["puts"] += 1

@@ -115,6 +115,11 @@ def _coldest(state: State) -> Object | None:
     if coldest is None:
         state.offer(state.index.cut_cycles())
         coldest = state.leaves.pop()
+    if coldest is None and state.soft and state.config.evict_soft_pinned:
+        given_up = state.soft.give_up()
+        state.counters["soft_pins_given_up"] += len(given_up)
+        state.offer(given_up)
+        coldest = state.leaves.pop()
     return coldest
 
 

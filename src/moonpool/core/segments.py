@@ -34,6 +34,7 @@ class Put(msgspec.Struct, eq=False):
     discarded: bool = False
     orphaned: bool = False
     resolved: bool = False
+    soft_pin_s: float = 0.0
 
 
 class Segment:

@@ -22,6 +22,13 @@ class MasterConfig:
     """What a put that must wait for space is told."""
     lease_s_max: float = 600.0
     """Longer leases are cut to this."""
+    kv_lease_s: float = 10.0
+    """What clients of the Mooncake API are told to lease for; others lease as they like."""
+    soft_pin_s: float = 1800.0
+    """How long a soft pin lasts whose put did not say."""
+    soft_pin_s_max: float = 86_400.0
+    evict_soft_pinned: bool = True
+    """Whether eviction may take soft-pinned objects where nothing else is left."""
     leases_per_peer_max: int = 65_536
     lease_objects_per_peer_max: int = 1 << 20
     pending_bytes_max: int = 1 << 40
@@ -50,8 +57,12 @@ class MasterConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, bool):
+                continue
             if not math.isfinite(value) or value <= 0:
                 raise ConfigError(f"{field.name} = {value}: must be above 0")
+        if self.soft_pin_s > self.soft_pin_s_max:
+            raise ConfigError(f"soft_pin_s = {self.soft_pin_s}: at most {self.soft_pin_s_max}")
         if not self.watermark_low <= self.watermark_high <= 1:
             raise ConfigError(
                 f"watermark_low = {self.watermark_low}, watermark_high = {self.watermark_high}: "

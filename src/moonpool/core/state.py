@@ -17,6 +17,7 @@ from moonpool.core.marks import Marks
 from moonpool.core.messages import DropSlots, Located, Push, Slot
 from moonpool.core.segments import Put, Segments
 from moonpool.core.settings import MasterConfig
+from moonpool.core.soft import SoftPins
 
 STAMPS_PER_S: Final = 1_000_000
 _STAMP_MAX: Final = 1 << 60
@@ -42,6 +43,7 @@ class State:
         self.errands = Errands()
         self.index = Index(Marks() if marks is None else marks, self.disks.objects)
         self.leaves = Leaves()
+        self.soft = SoftPins()
         self.feed = Feed()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
         self.handoffs = Handoffs(config)
@@ -142,6 +144,8 @@ class State:
     def remove_object(self, removed: Object) -> int:
         """Forget an object and free its places; return their bytes. Nodes are not told."""
         slots = removed.slots
+        if removed.pinned:
+            self.soft.forget(removed)
         parent = self.index.remove(removed)
         if self.feed.active:
             self.feed.note(removed.key, DISK if removed.key in self.disks.objects else GONE)
@@ -194,6 +198,10 @@ class State:
         if count:
             self.counters["leases_expired"] += count
             self.offer(freed)
+
+    def expire_soft_pins(self) -> None:
+        """End the soft pins whose time is over."""
+        self.offer(self.soft.expire(self.now))
 
     # --- puts -----------------------------------------------------------------------------------
 

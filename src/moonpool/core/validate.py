@@ -14,6 +14,7 @@ def validate(state: State) -> None:
     state.index.validate()
     state.leases.validate(objects)
     state.leaves.validate(objects, state.disks.leaving)
+    state.soft.validate(objects)
     state.disks.validate((each.key for each in objects), state.puts)
     state.handoffs.validate()
     _validate_puts(state)

@@ -92,7 +92,7 @@ async def serving(config: MasterConfig) -> AsyncIterator[Running]:
 
                 async with (
                     serving_http(pages_of(service), http),
-                    serving_rpc(lambda: Session(service), rpc, named),
+                    serving_rpc(lambda: Session(service, config.client_ttl_s), rpc, named),
                     _ticking(service.tick),
                 ):
                     try:
@@ -119,7 +119,7 @@ async def serving_in_turn(config: MasterConfig) -> AsyncIterator[Running]:
 
             async with (
                 serving_http(pages_of_lead(lead), http),
-                serving_rpc(lambda: Session(lead.desk), rpc, named),
+                serving_rpc(lambda: Session(lead.desk, config.client_ttl_s), rpc, named),
                 _campaigning(Campaign(lead.election, backend, lead.look), lead),
                 _ticking(lead.tick),
             ):
@@ -159,6 +159,10 @@ def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
         watermark_high=config.watermark_high,
         watermark_low=config.watermark_low,
         put_timeout_s=config.put_timeout_s,
+        kv_lease_s=config.kv_lease_s,
+        soft_pin_s=config.soft_pin_s,
+        soft_pin_s_max=config.soft_pin_s_max,
+        evict_soft_pinned=config.evict_soft_pinned,
     )
     return MasterState(settings, epoch, marks)
 

@@ -138,10 +138,11 @@ class Service:
         return self._welcome(version)
 
     def _welcome(self, version: int) -> Welcome:
-        board = self._board
+        board, lease_s = self._board, self.state.state.config.kv_lease_s
         if board is None or not board.path:
-            return Welcome(version, self.epoch)
-        return Welcome(version, self.epoch, board.path, board.host, board.cookie, self.local)
+            return Welcome(version, self.epoch, kv_lease_s=lease_s)
+        there = board.path, board.host, board.cookie, self.local
+        return Welcome(version, self.epoch, *there, lease_s)
 
     def closed(self, session: Session) -> None:
         """Note the end of a connection; the peer is gone with its last one."""

@@ -58,7 +58,9 @@ class Desk(Protocol):
 class Session(asyncio.Protocol):
     """A connection. ``peer`` and ``role`` are empty until its Hello was accepted."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, ttl_s: float = 10.0) -> None:
+        """ttl_s: how long nothing may be heard of the peer's host."""
+        self._ttl_s = ttl_s
         self.peer = ""
         self.role = ""
         self.may_change = False
@@ -84,7 +86,7 @@ class Session(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self.address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
         transport.set_write_buffer_limits(OUT_BYTES_HIGH, OUT_BYTES_LOW)
-        _keep_alive(transport.get_extra_info("socket"))
+        _keep_alive(transport.get_extra_info("socket"), self._ttl_s)
         self._waiting_since = self._desk.now()
         if not self._desk.opened(self):
             self._closing = True
@@ -249,11 +251,14 @@ def _encode_reply(request_id: int, reply: Reply) -> bytes:
         return encode(request_id, Failed(error.code, str(error)))
 
 
-def _keep_alive(sock: socket.socket | None) -> None:
-    """Make the kernel notice within seconds that the peer's machine is gone."""
+def _keep_alive(sock: socket.socket | None, ttl_s: float) -> None:
+    """Make the kernel notice within about ``ttl_s`` that the peer's machine is gone."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+    probes = 3
+    idle, interval = max(1, round(ttl_s / 2)), max(1, round(ttl_s / 2 / probes))
+    options = ("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", probes)
+    for option, value in options:
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
