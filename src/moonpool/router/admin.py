@@ -120,7 +120,7 @@ class Admin:
             "circuit": each.circuit.describe(now),
             "source": each.source,
             "in_flight": each.in_flight,
-            "pending_tokens": round(each.pending_tokens),
+            "pending_tokens": each.pending_tokens,
             "index_blocks": self._front.index.held(each.mark),
             "models": list(each.facts.models),
             "block_tokens": each.facts.block_tokens,

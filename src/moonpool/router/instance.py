@@ -57,7 +57,7 @@ class Instance:
     facts: EngineFacts = field(default_factory=EngineFacts)
     in_flight: int = 0
     answers: int = 0
-    pending_tokens: float = 0.0
+    pending_tokens: int = 0
     draining: bool = False
     healthy: bool = True
     misses: int = 0
@@ -109,7 +109,8 @@ class Ticket:
     def __init__(self, plan: Plan, now: float) -> None:
         self.plan = plan
         self.began_s = now
-        self._pending = plan.prefill_tokens
+        # Whole ones: what is added and taken away in another order leaves nothing behind.
+        self._pending = round(plan.prefill_tokens)
         self._open = True
         plan.serve.in_flight += 1
         plan.serve.queue.enter(self, plan.own_s, now)
@@ -118,8 +119,8 @@ class Ticket:
     def first_token(self) -> None:
         """Take the prompt from what is to be prefilled."""
         instance = self.plan.serve
-        instance.pending_tokens = max(0.0, instance.pending_tokens - self._pending)
-        self._pending = 0.0
+        instance.pending_tokens -= self._pending
+        self._pending = 0
         instance.queue.leave(self)
 
     def end(self) -> None:

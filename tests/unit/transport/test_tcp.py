@@ -339,22 +339,26 @@ def test_what_ends_a_hashed_move(sizes: list[int]) -> None:
 @pytest.mark.usefixtures("loop")
 def test_a_peer_that_trickles_does_not_stretch_a_deadline() -> None:
     near, far = (Wire(s) for s in socket.socketpair())
+    wanted = batch(6, [100 * MIB], 1)
     ended = threading.Event()
 
     def trickle() -> None:
         raw = socket.socket(fileno=far.fileno())
-        with suppress(OSError):
-            while not ended.wait(0.01):
-                raw.send(b"x" * 100)
+        while not ended.wait(0.01):
+            # Without waiting: nobody reads any more once the deadline has passed.
+            with suppress(BlockingIOError):
+                raw.send(b"x" * 100, socket.MSG_DONTWAIT)
         raw.detach()
 
     sender = threading.Thread(target=trickle)
     sender.start()
     near.within(0.2)
-    with pytest.raises(DeadlineError):
-        near.receive_hashed(batch(6, [100 * MIB], 1).pieces)
-    ended.set()
-    sender.join()
+    try:
+        with pytest.raises(DeadlineError):
+            near.receive_hashed(wanted.pieces)
+    finally:
+        ended.set()
+        sender.join()
     near.close()
     far.close()
 
