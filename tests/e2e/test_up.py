@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -23,6 +24,7 @@ UP = [
     *("--engine-kv-size", "64MB", "--context-tokens", "2048"),
 ]
 WAIT_S = 120.0
+Ask = Callable[[str, str, subprocess.Popen[str]], None]
 LONG_TEXT = "All work and no play makes a dull day. " * 20
 
 
@@ -50,11 +52,19 @@ def test_one_port_answers_like_openai_until_ctrl_c(tmp_path: Path) -> None:
     _run(tmp_path, [], _ask)
 
 
+def test_what_is_killed_is_started_again(tmp_path: Path) -> None:
+    """Node, master and a replica, one after the other: the front answers all the time, and what
+    was in the pool before is there again."""
+    _run(tmp_path, [], _kill_in_turn)
+
+
 def test_prefill_and_decode_on_different_processes(tmp_path: Path) -> None:
     _run(tmp_path, ["--prefill", "1", "--decode", "1"], _ask_split)
 
 
-def _run(tmp_path: Path, flags: list[str], ask: Callable[[str, str], None]) -> None:
+def _run(
+    tmp_path: Path, flags: list[str], ask: Callable[[str, str, subprocess.Popen[str]], None]
+) -> None:
     leftovers = Leftovers(tmp_path)
     process = subprocess.Popen(
         [*UP, *flags],
@@ -65,7 +75,7 @@ def _run(tmp_path: Path, flags: list[str], ask: Callable[[str, str], None]) -> N
     )
     try:
         with leftovers.watching():
-            ask(*_until_ready(process))
+            ask(*_until_ready(process), process)
             process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=WAIT_S)
     finally:
@@ -88,7 +98,7 @@ def _until_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
     raise AssertionError("".join(lines))
 
 
-def _ask(url: str, model: str) -> None:
+def _ask(url: str, model: str, _: object) -> None:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=WAIT_S) as response:
         assert json.load(response)["data"][0]["id"] == model
     _chat(url, model)
@@ -100,7 +110,7 @@ def _ask(url: str, model: str) -> None:
         assert "another" in json.load(error)["error"]["message"]
 
 
-def _ask_split(url: str, model: str) -> None:
+def _ask_split(url: str, model: str, _: object) -> None:
     body = {"model": model, "prompt": LONG_TEXT, "max_tokens": 40, "temperature": 0}
     first = _post(f"{url}/v1/completions", {**body, "ignore_eos": True})
     text = first["choices"][0]["text"]
@@ -129,6 +139,30 @@ def _chat(url: str, model: str) -> None:
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
     assert sum(piece != "" for piece in pieces) > 1
     assert "".join(pieces) == text
+
+
+def _kill_in_turn(url: str, model: str, process: subprocess.Popen[str]) -> None:
+    for command, name in (("node", "node"), ("master", "master"), ("api_server", "vllm-pool-")):
+        body = {"model": model, "prompt": f"{name}: {LONG_TEXT}", "max_tokens": 8, "temperature": 0}
+        first = _post(f"{url}/v1/completions", body)
+        os.kill(_child_of(process.pid, command), signal.SIGKILL)
+        assert _post(f"{url}/v1/completions", {**body, "prompt": name})["choices"]
+        assert process.stdout is not None
+        assert any(re.match(f"{name}.* is back", line) for line in process.stdout)
+        # In turn: one of the two has it from the pool, the restarted replica in any case.
+        for each in (_post(f"{url}/v1/completions", body) for _ in range(2)):
+            assert each["choices"][0]["text"] == first["choices"][0]["text"]
+            assert each["usage"]["prompt_tokens_details"]["cached_tokens"] >= 512
+
+
+def _child_of(parent: int, word: str) -> int:
+    """Return the id of the child that runs ``python -m ....word``."""
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if any(each.rpartition(".")[2] == word for each in words):
+                return int(pid)
+    raise AssertionError(f"no {word}")
 
 
 def _same_answer_from_both_replicas(url: str, model: str) -> None:

@@ -36,13 +36,22 @@ class Child:
         self.name = name
         self.log = log
         leash = [sys.executable, "-m", "moonpool.demo.leash", str(os.getpid())]
-        with log.open("ab") as output:
+        self._command = [*leash, *command]
+        self._env = dict(os.environ if env is None else env)
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, once more if it has ended and been killed.
+
+        Call it in the main thread: the process ends with the thread that started it.
+        """
+        with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*leash, *command],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=dict(os.environ if env is None else env),
+                env=self._env,
                 start_new_session=True,
             )
 
@@ -129,11 +138,6 @@ class Supervisor:
             await asyncio.gather(*(child.stop() for child in children))
         finally:
             await self.stop(children)
-
-    def forget(self, child: Child) -> None:
-        """Watch a child no longer that has ended by itself; what is left of its group ends."""
-        child.kill()
-        self._children.remove(child)
 
     def check(self) -> None:
         """Raise StartError when a child has ended by itself."""

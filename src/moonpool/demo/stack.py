@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import sys
@@ -16,6 +17,7 @@ import aiohttp
 
 from moonpool.demo import engine, place
 from moonpool.demo.engine import EngineOptions
+from moonpool.demo.keeper import Keeper, Kept
 from moonpool.demo.process import Child, Supervisor, until_ready
 from moonpool.router.front import Front
 from moonpool.router.instance import BOTH, DECODE, PREFILL
@@ -93,17 +95,27 @@ class Stack:
 
     async def _start_service(self, role: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Start ``moonpool <role>`` and return what it says of itself once it serves."""
-        ready_file = self._run_dir / f"{role}.ready"
+        settings = {**settings, "ready_file": str(self._run_dir / f"{role}.ready")}
         config = self._run_dir / f"{role}.json"
-        config.write_text(json.dumps({**settings, "ready_file": str(ready_file)}))
+        config.write_text(json.dumps(settings))
         command = [sys.executable, "-m", "moonpool.cli", role, "--config", str(config)]
         child = self._supervisor.start(role, command, engine.clean_environment())
+        said = await self._until_told(child)
+        # Where it is started again, it is where others look for it.
+        ports = {key: said[key] for key in ("port", "http_port") if key in settings}
+        config.write_text(json.dumps({**settings, **ports}))
+        return said
+
+    async def _until_told(self, child: Child) -> dict[str, Any]:
+        """Wait until a service says that it serves; return what it says of itself."""
+        ready_file = self._run_dir / f"{child.name}.ready"
 
         async def is_ready() -> bool:
             return ready_file.exists()
 
         await until_ready(child, is_ready, SERVICE_START_TIMEOUT_S)
         said: dict[str, Any] = json.loads(ready_file.read_text())
+        ready_file.unlink()
         return said
 
     async def start_replicas(
@@ -154,21 +166,26 @@ class Stack:
 
         await until_ready(child, ready, engine.START_TIMEOUT_S)
 
-    def drop_dead_replicas(self) -> list[Child]:
-        """Take replicas that ended by themselves from the front and return them.
+    def keep_all(self, keeper: Keeper) -> None:
+        """Let the keeper start again whatever of the stack ends by itself."""
+        for child in self._supervisor.children:
+            if child not in self._replicas:
+                told = functools.partial(self._until_told, child)
+                keeper.keep(Kept(child, lambda: None, told, essential=True))
+        for child, member in zip(self._replicas, self._members, strict=True):
+            lost = functools.partial(self._take_out, member)
+            ready = functools.partial(self._bring_back, child, member)
+            keeper.keep(Kept(child, lost, ready, essential=False))
 
-        Raises StartError when none is left.
-        """
-        dead = [child for child in self._replicas if not child.is_alive()]
-        if dead and len(dead) == len(self._replicas):
-            raise dead[0].ended_badly()
-        for child in dead:
-            at = self._replicas.index(child)
-            del self._replicas[at], self._members[at]
-            self._supervisor.forget(child)
-        if dead:
+    def _take_out(self, member: Named) -> None:
+        if member in self._members:
+            self._members.remove(member)
             self.front.replace_instances(self._members)
-        return dead
+
+    async def _bring_back(self, child: Child, member: Named) -> None:
+        await self._until_serving(child, member.url)
+        self._members.append(member)
+        self.front.replace_instances(self._members)
 
     async def stop_replicas(self) -> None:
         """End all replicas; the front answers 503 from now on."""

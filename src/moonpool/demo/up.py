@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from moonpool.config import RouterConfig
 from moonpool.demo import engine, place
 from moonpool.demo.engine import EngineOptions
+from moonpool.demo.keeper import Keeper
 from moonpool.demo.model import Shape, build_model
 from moonpool.demo.stack import Stack, stack_on
 from moonpool.demo.up_config import UpConfig
@@ -18,15 +18,15 @@ from moonpool.router.build import front_of
 from moonpool.router.front import Front
 from moonpool.router.service import listen
 
-WATCH_S = 1.0
 MODEL_NAME = "moonpool-demo"
 BYPASS_TOKENS, DEMO_BYPASS_TOKENS = 2048, 256
 
 
 async def run_up(config: UpConfig, console: Console) -> None:
-    """Start the stack and keep it until the task is cancelled, the pool or the last replica ends.
+    """Start the stack and keep it until the task is cancelled. What ends is started again.
 
-    Raises ConfigError for a port that is taken, StartError for a process that ends by itself.
+    Raises ConfigError for a port that is taken, StartError where the pool, or each replica, ends
+    again and again.
     """
     sock = listen("port", config.host, config.port)
     engine.require_vllm()
@@ -42,11 +42,9 @@ async def run_up(config: UpConfig, console: Console) -> None:
         async with stack_on(sock, run_dir, _front(config)) as stack:
             await _start(stack, config, segments, say)
             say(_ready_text(config, url))
-            while True:
-                await asyncio.sleep(WATCH_S)
-                for child in stack.drop_dead_replicas():
-                    say(f"{child.ended_badly()}\n{child.name} is lost; the others go on")
-                stack.check()
+            keeper = Keeper(say)
+            stack.keep_all(keeper)
+            await keeper.run()
 
 
 async def _start(
