@@ -80,6 +80,9 @@ class MasterConfig(RoleConfig):
     client_ttl_s: float = _key(
         10.0, v.seconds, "a peer whose host answers nothing for so long is taken for gone"
     )
+    summary_s: float = _key(
+        0.0, v.seconds_or_none, "time between two lines in the log of what happened; 0: none"
+    )
     token: str = _key("", v.text, "what peers must say before they may change anything")
     board_dir: str = _key(
         "", v.text, "directory of the table that clients here look up; empty: as segment_dir"

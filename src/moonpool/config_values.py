@@ -171,6 +171,7 @@ def _new_file(value: object) -> str:
 port = Check(_between(0, 65_535, True), "0 to 65535")
 fraction = Check(_between(0.0, 1.0, False), "0.0 to 1.0")
 seconds = Check(_between(0.001, SECONDS_MAX, False), f"0.001 to {SECONDS_MAX:.0f} seconds")
+seconds_or_none = Check(_between(0.0, SECONDS_MAX, False), f"0 to {SECONDS_MAX:.0f} seconds")
 size = Check(parse_size, 'bytes, or a number with KB, MB, GB or TB, such as "4GB"')
 rate = Check(parse_rate, 'bytes a second, such as "500MB", or 0 for any')
 text = Check(_text, "text without control characters")

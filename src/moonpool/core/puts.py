@@ -13,6 +13,7 @@ the key back at once; until then the key answers -705, as for any other put in p
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from moonpool.core import codes, offload
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
@@ -32,7 +33,7 @@ from moonpool.core.messages import (
 )
 from moonpool.core.room import make_room
 from moonpool.core.segments import Placement, Put
-from moonpool.core.state import State
+from moonpool.core.state import VALUE_SIZES, State
 
 _INVALID = Grant(codes.INVALID)
 _EXISTS = Grant(codes.EXISTS)
@@ -203,6 +204,7 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
         offload.was_put(state, added)
     state.counters["puts"] += 1
     state.counters["put_bytes"] += put.size
+    state.value_sizes[bisect_left(VALUE_SIZES, put.size)] += 1
     return codes.OK
 
 

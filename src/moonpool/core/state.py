@@ -19,6 +19,7 @@ from moonpool.core.segments import Put, Segments
 from moonpool.core.settings import MasterConfig
 from moonpool.core.soft import SoftPins
 
+VALUE_SIZES: Final = (4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 STAMPS_PER_S: Final = 1_000_000
 _STAMP_MAX: Final = 1 << 60
 EPOCH_MAX: Final = (1 << 31) - 1
@@ -58,6 +59,8 @@ class State:
         self.absent: dict[tuple[str, str], dict[int, Slot]] = {}
         self.absent_shapes: dict[tuple[str, str], tuple[int, int]] = {}
         self.counters: Counter[str] = Counter()
+        # How many puts there were up to each of VALUE_SIZES, and above.
+        self.value_sizes = [0] * (len(VALUE_SIZES) + 1)
         self._pushes: list[tuple[str, Push]] = []
         self._drops: dict[int, tuple[list[int], list[int]]] = {}
 

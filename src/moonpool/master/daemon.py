@@ -27,9 +27,10 @@ from moonpool.core.master import MasterState
 from moonpool.ha.backends import backend_for
 from moonpool.ha.campaign import Campaign
 from moonpool.ha.election import Election
+from moonpool.master.admin_summary import Summary
 from moonpool.master.board import Board
-from moonpool.master.http import pages_of
 from moonpool.master.listen import listen, serving_http, serving_rpc
+from moonpool.master.pages import pages_of
 from moonpool.master.service import Service
 from moonpool.master.session import Session
 from moonpool.master.terms import Lead, Term
@@ -93,7 +94,7 @@ async def serving(config: MasterConfig) -> AsyncIterator[Running]:
                 async with (
                     serving_http(pages_of(service), http),
                     serving_rpc(lambda: Session(service, config.client_ttl_s), rpc, named),
-                    _ticking(service.tick),
+                    _ticking(_reporting(config, lambda: service, service.tick)),
                 ):
                     try:
                         yield Running(epoch, rpc.getsockname()[1], http.getsockname()[1])
@@ -121,7 +122,7 @@ async def serving_in_turn(config: MasterConfig) -> AsyncIterator[Running]:
                 serving_http(pages_of_lead(lead), http),
                 serving_rpc(lambda: Session(lead.desk, config.client_ttl_s), rpc, named),
                 _campaigning(Campaign(lead.election, backend, lead.look), lead),
-                _ticking(lead.tick),
+                _ticking(_reporting(config, lambda: lead.term, lead.tick)),
             ):
                 log.info("stands by at %s; the election is held in %s", address, config.ha)
                 yield Running(0, rpc.getsockname()[1], http.getsockname()[1])
@@ -194,6 +195,29 @@ async def _ticking(turn: Callable[[], None]) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def _reporting(
+    config: MasterConfig, service: Callable[[], Service | None], turn: Callable[[], None]
+) -> Callable[[], None]:
+    """Return a turn that now and then also logs what happened."""
+    if not config.summary_s:
+        return turn
+    summaries: dict[int, Summary] = {}
+    due = time.monotonic() + config.summary_s
+
+    def both() -> None:
+        nonlocal due
+        turn()
+        now, there = time.monotonic(), service()
+        if now >= due and there is not None:
+            due = now + config.summary_s
+            if there.epoch not in summaries:
+                summaries.clear()
+                summaries[there.epoch] = Summary(there)
+            log.info("%s", summaries[there.epoch].line())
+
+    return both
 
 
 def _report(config: MasterConfig, running: Running) -> None:

@@ -1,23 +1,24 @@
-"""The master's HTTP side: GET /metrics, /health and /status, and nothing else.
+"""The master's HTTP side: /metrics, /health, /status, and the pages of Mooncake's master.
 
-A request is one small head; an answer ends its connection. So whatever a peer sends, a connection
-costs a few kilobytes, and the request path next door does not notice.
+A request is one small head, and a small body where a page takes one; an answer ends its connection.
+So whatever a peer sends, a connection costs a few kilobytes, and the request path next door does
+not notice. A long answer is made in parts, as fast as it is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import NamedTuple, cast
+from urllib.parse import parse_qsl
 
-import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
-
-from moonpool.master.metrics import registry_of, render
-from moonpool.master.service import LOG_LINES_PER_S, LogLimit, Service
+from moonpool.master.service import LOG_LINES_PER_S, LogLimit
 
 HEAD_BYTES_MAX = 8192
+BODY_BYTES_MAX = 65_536
+FIELDS_MAX = 64
 REQUEST_S = 10.0
 """How long a peer may take from its connection to having read the answer."""
 
@@ -26,29 +27,30 @@ log.addFilter(LogLimit(LOG_LINES_PER_S))
 
 
 class Page(NamedTuple):
-    """What is answered."""
+    """What is answered; ``body`` may be made in parts while it is sent."""
 
-    body: bytes
+    body: bytes | Iterator[bytes]
     content_type: str = "application/json"
+    status: int = 200
 
 
-Pages = dict[str, Callable[[], Page]]
+class Asked(NamedTuple):
+    """A request: the fields of its query, its body, and the token that it says."""
+
+    method: str
+    query: Mapping[str, str]
+    body: bytes
+    token: str
 
 
-def pages_of(service: Service) -> Pages:
-    """Return what there is to read, by path."""
-    registry = registry_of(service)
+class Route(NamedTuple):
+    """A page that depends on what is asked, for these methods."""
 
-    def health() -> Page:
-        ready = any(segment.ready for segment in service.status().segments)
-        body = {"status": "ok", "epoch": service.epoch, "pool": "ready" if ready else "empty"}
-        return Page(msgspec.json.encode(body))
+    methods: tuple[str, ...]
+    serve: Callable[[Asked], Page]
 
-    return {
-        "/metrics": lambda: Page(render(registry), CONTENT_TYPE_LATEST),
-        "/health": health,
-        "/status": lambda: Page(msgspec.json.encode(as_plain(service.status()))),
-    }
+
+Pages = Mapping[str, Callable[[], Page] | Route]
 
 
 class HttpSession(asyncio.Protocol):
@@ -58,6 +60,9 @@ class HttpSession(asyncio.Protocol):
         self._pages = pages
         self._head = b""
         self._answered = False
+        self._waiting: tuple[Route, Asked, int] | None = None
+        self._parts: Iterator[bytes] | None = None
+        self._paused = False
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -74,52 +79,112 @@ class HttpSession(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._answered:
             return
-        self._head += data[: HEAD_BYTES_MAX + 1]
+        if self._waiting is not None:
+            self._read_body(data)
+            return
+        self._head += data[: HEAD_BYTES_MAX + BODY_BYTES_MAX]
         end = self._head.find(b"\r\n\r\n")
         if 0 <= end <= HEAD_BYTES_MAX:
-            self._serve(self._head[:end])
+            self._serve(self._head[:end], self._head[end + 4 :])
         elif len(self._head) > HEAD_BYTES_MAX:
             self._refuse("431 Request Header Fields Too Large")
 
-    def _serve(self, head: bytes) -> None:
-        method, _, rest = head.split(b"\r\n", 1)[0].partition(b" ")
-        target, _, version = rest.partition(b" ")
-        if not version.startswith(b"HTTP/1."):
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._go_on()
+
+    def _serve(self, head: bytes, rest: bytes) -> None:
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, _, others = first.partition(" ")
+        target, _, version = others.partition(" ")
+        if not version.startswith("HTTP/1."):
             self._refuse("400 Bad Request")
             return
-        page = self._pages.get(target.partition(b"?")[0].decode("latin-1"))
+        path, _, query = target.partition("?")
+        page = self._pages.get(path)
         if page is None:
             paths = " ".join(self._pages)
-            self._answer("404 Not Found", Page(f"there is {paths}\n".encode(), "text/plain"))
-        elif method not in (b"GET", b"HEAD"):
-            self._answer("405 Method Not Allowed", Page(b"", "text/plain"), "Allow: GET, HEAD\r\n")
+            self._answer(Page(f"there is {paths}\n".encode(), "text/plain", 404))
+        elif isinstance(page, Route):
+            self._serve_route(page, method, query, _fields(lines), rest)
+        elif method not in ("GET", "HEAD"):
+            self._answer(Page(b"", "text/plain", 405), "Allow: GET, HEAD\r\n")
         else:
-            self._answer("200 OK", page(), empty=method == b"HEAD")
+            self._answer(page(), empty=method == "HEAD")
+
+    def _serve_route(
+        self, route: Route, method: str, query: str, fields: dict[str, str], rest: bytes
+    ) -> None:
+        if method not in route.methods:
+            allowed = ", ".join(route.methods)
+            self._answer(Page(b"", "text/plain", 405), f"Allow: {allowed}\r\n")
+            return
+        length = fields.get("content-length", "0")
+        if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+            self._refuse("413 Content Too Large")
+            return
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=FIELDS_MAX)
+        except ValueError:
+            self._refuse("400 Bad Request")
+            return
+        _, _, token = fields.get("authorization", "").partition("Bearer ")
+        asked = Asked(method, dict(pairs), b"", token.strip())
+        self._waiting = route, asked, int(length)
+        self._head = b""
+        self._read_body(rest)
+
+    def _read_body(self, data: bytes) -> None:
+        if self._waiting is None:
+            return
+        route, asked, length = self._waiting
+        self._head += data[: length - len(self._head)]
+        if len(self._head) == length:
+            self._waiting = None
+            self._answer(route.serve(asked._replace(body=self._head)))
 
     def _refuse(self, status: str) -> None:
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         log.warning("closed %s: %s for %r", name, status, self._head[:60])
-        self._answer(status, Page(b"", "text/plain"))
+        self._answer(Page(b"", "text/plain", int(status.split()[0])))
 
-    def _answer(self, status: str, page: Page, more: str = "", *, empty: bool = False) -> None:
+    def _answer(self, page: Page, more: str = "", *, empty: bool = False) -> None:
         self._answered = True
         self._head = b""
         if self._transport is None:
             return
+        status = HTTPStatus(page.status)
+        if isinstance(page.body, bytes):
+            more += f"Content-Length: {len(page.body)}\r\n"
         head = (
-            f"HTTP/1.1 {status}\r\nContent-Type: {page.content_type}\r\n"
-            f"Content-Length: {len(page.body)}\r\n{more}Connection: close\r\n\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {page.content_type}\r\n"
+            f"{more}Connection: close\r\n\r\n"
         )
-        self._transport.write(head.encode() + (b"" if empty else page.body))
+        self._transport.write(head.encode())
+        if not isinstance(page.body, bytes):
+            self._parts = page.body
+            self._go_on()
+            return
+        if not empty:
+            self._transport.write(page.body)
         self._transport.close()
 
+    def _go_on(self) -> None:
+        """Send the next part; others have their turn between two parts."""
+        if self._transport is None or self._parts is None or self._paused:
+            return
+        part = next(self._parts, None)
+        if part is None:
+            self._parts = None
+            self._transport.close()
+            return
+        self._transport.write(part)
+        asyncio.get_running_loop().call_soon(self._go_on)
 
-def as_plain(value: object) -> object:
-    """Return structs as dictionaries with their fields' names (on the wire they are arrays)."""
-    if isinstance(value, msgspec.Struct):
-        return {name: as_plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, list | tuple):
-        return [as_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: as_plain(item) for key, item in value.items()}
-    return value
+
+def _fields(lines: list[str]) -> dict[str, str]:
+    parted = (line.partition(":") for line in lines)
+    return {name.strip().lower(): value.strip() for name, _, value in parted}

@@ -236,6 +236,15 @@ class Service:
             self.refused(session, TimeoutError("it has been waited for too long"))
         self._event(Tick())
 
+    def catch_up(self) -> bool:
+        """Do a little of what can wait; tell whether there is more of it."""
+        try:
+            return self.state.catch_up(self.now())
+        except Exception:
+            self.counts.bugs += 1
+            log.exception("a bug: announced objects cannot be made")
+            return False
+
     def status(self) -> Status:
         """Return the pool's state. It costs a walk over all objects, so that a large pool's is
         used again for a while."""
@@ -248,6 +257,17 @@ class Service:
             fresh = msgspec.structs.replace(reply, clients=clients)
             self._status = now + STATUS_SHARE * (self.now() - now), fresh
         return self._status[1]
+
+    @property
+    def token(self) -> bytes:
+        """What those must say who want to change something; empty: nothing."""
+        return self._token
+
+    def change(self, request: RemoveAll) -> Reply | None:
+        """Serve what somebody asked for over HTTP, who may do so."""
+        outcome = self.state.handle(request, "", self.now())
+        self._deliver(outcome)
+        return outcome.reply
 
     def close(self) -> None:
         """Close all connections."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from moonpool.master.http import Page, Pages, pages_of
+from moonpool.master.admin import ADMIN_PATHS, failure
+from moonpool.master.http import Asked, Page, Pages, Route
 from moonpool.master.metrics import render
+from moonpool.master.pages import pages_of
 from moonpool.master.terms import Lead, Term
 
 
@@ -54,13 +58,34 @@ def pages_of_lead(lead: Lead) -> Pages:
         body = {"status": "standby", "leader": "" if leader is None else leader.address}
         return Page(msgspec.json.encode(body))
 
+    def page(path: str) -> Page:
+        found = pages().get(path)
+        return found() if callable(found) else standing_by()
+
     def metrics() -> Page:
-        found = pages().get("/metrics")
-        body = b"" if found is None else found().body
-        return Page(body + render(registry), CONTENT_TYPE_LATEST)
+        body = b"" if lead.term is None else page("/metrics").body
+        own = body if isinstance(body, bytes) else b""
+        return Page(own + render(registry), CONTENT_TYPE_LATEST)
+
+    def admin(path: str) -> Callable[[Asked], Page]:
+        def serve(asked: Asked) -> Page:
+            found = pages().get(path)
+            return found.serve(asked) if isinstance(found, Route) else _at_rest(path, standing_by)
+
+        return serve
 
     return {
         "/metrics": metrics,
-        "/health": lambda: pages().get("/health", standing_by)(),
-        "/status": lambda: pages().get("/status", standing_by)(),
+        "/health": lambda: page("/health"),
+        "/status": lambda: page("/status"),
+        **{path: Route(methods, admin(path)) for path, methods in ADMIN_PATHS.items()},
     }
+
+
+def _at_rest(path: str, standing_by: Callable[[], Page]) -> Page:
+    """Return what a master that stands by says on one of Mooncake's pages."""
+    if path in ("/role", "/ha_status"):
+        return Page(b"standby", "text/plain; version=0.0.4")
+    if path == "/leader":
+        return standing_by()
+    return failure(-1010, "UNAVAILABLE_IN_CURRENT_STATUS", 503)

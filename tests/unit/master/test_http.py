@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moonpool.master.http import HEAD_BYTES_MAX, HttpSession, Pages, pages_of
+from moonpool.master.http import HEAD_BYTES_MAX, HttpSession, Pages
+from moonpool.master.pages import pages_of
 from tests.unit.master.peers import Pipe, new_service
 
 

@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moonpool.core import messages as m
 from moonpool.master import service as limits
-from moonpool.master.http import as_plain
 from moonpool.master.metrics import registry_of, render
+from moonpool.master.pages import as_plain
 from moonpool.master.service import LogLimit, Service
 from tests.unit.master.peers import Clock, Peer, mount, new_service, put, start
 

@@ -1,0 +1,1 @@
+"""The Mooncake API, answered by moonpool (docs/mooncake.md)."""

@@ -1,0 +1,1 @@
+"""Mooncake's commands, with its flags, as moonpool runs them."""
