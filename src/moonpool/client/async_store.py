@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moonpool.client.naming import AnyKey
 from moonpool.client.store import Codes, Lease, Store, Values
 from moonpool.client.watching import Answer
+from moonpool.client.wishes import Wishes
 from moonpool.core.messages import Changes, Keys, News, ObjectInfo, Status
 from moonpool.errors import MasterUnreachableError
-from moonpool.transport.base import I64, Pieces
+from moonpool.transport.base import I64, U64, Pieces
 
 if TYPE_CHECKING:
     from typing import Self
@@ -70,10 +71,17 @@ class AsyncStore:
     # --- one object ---------------------------------------------------------------------------
 
     def put(
-        self, key: AnyKey, value: Buffer, *, parent: AnyKey | None = None, replicas: int = 1
+        self,
+        key: AnyKey,
+        value: Buffer,
+        *,
+        parent: AnyKey | None = None,
+        replicas: int = 1,
+        wishes: Wishes | None = None,
     ) -> Awaitable[bool]:
         """See ``Store.put``."""
-        return self._run(self.store.put, key, value, parent=parent, replicas=replicas)
+        how = {"parent": parent, "replicas": replicas, "wishes": wishes}
+        return self._run(self.store.put, key, value, **how)
 
     def put_from(self, key: AnyKey, buffer: Buffer, size: int) -> Awaitable[bool]:
         """See ``Store.put_from``."""
@@ -85,13 +93,13 @@ class AsyncStore:
         """See ``Store.put_from_parts``."""
         return self._run(self.store.put_from_parts, key, buffers, parent=parent)
 
-    def get(self, key: AnyKey) -> Awaitable[bytes]:
+    def get(self, key: AnyKey, *, lease: int | None = None) -> Awaitable[bytes]:
         """See ``Store.get``."""
-        return self._run(self.store.get, key)
+        return self._run(self.store.get, key, lease=lease)
 
-    def get_into(self, key: AnyKey, buffer: Buffer) -> Awaitable[int]:
+    def get_into(self, key: AnyKey, buffer: Buffer, *, lease: int | None = None) -> Awaitable[int]:
         """See ``Store.get_into``."""
-        return self._run(self.store.get_into, key, buffer)
+        return self._run(self.store.get_into, key, buffer, lease=lease)
 
     def get_into_parts(self, key: AnyKey, buffers: Sequence[Buffer]) -> Awaitable[int]:
         """See ``Store.get_into_parts``."""
@@ -188,6 +196,7 @@ class AsyncStore:
         parents: Sequence[AnyKey | None] | None = None,
         replicas: int = 1,
         timeout_s: float | None = None,
+        wishes: Wishes | None = None,
     ) -> Awaitable[I64]:
         """See ``Store.put_pieces``."""
         return self._run(
@@ -197,6 +206,7 @@ class AsyncStore:
             parents=parents,
             replicas=replicas,
             timeout_s=timeout_s,
+            wishes=wishes,
         )
 
     def get_pieces(
@@ -207,9 +217,10 @@ class AsyncStore:
         lease: int | None = None,
         timeout_s: float | None = None,
         exact: bool = False,
+        sizes: U64 | None = None,
     ) -> Awaitable[I64]:
         """See ``Store.get_pieces``."""
-        options = {"lease": lease, "timeout_s": timeout_s, "exact": exact}
+        options = {"lease": lease, "timeout_s": timeout_s, "exact": exact, "sizes": sizes}
         return self._run(self.store.get_pieces, keys, pieces, **options)
 
     def move_at_once(self, nbytes: int) -> Awaitable[None]:

@@ -99,6 +99,11 @@ class Channel(Protocol):
         """The protocol version spoken with the master last connected to."""
         ...
 
+    @property
+    def kv_lease_s(self) -> float:
+        """What that master said in Welcome of the same name."""
+        ...
+
     def dedicated(self, timeout_s: float) -> Connection:
         """Return a new connection that is the caller's alone, or raise why there is none."""
         ...
@@ -129,6 +134,7 @@ class SocketChannel:
         self.peer = peer
         self.timeout_s = timeout_s
         self.version = 0
+        self.kv_lease_s = 10.0
         self._seeker = address if isinstance(address, Seeker) else Seeker(address_text(*address))
         self._watch = Watch(self.dedicated, self._mark_down)
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -303,6 +309,7 @@ class SocketChannel:
             self._watch.start()
             self._remember(connection)
         self.version = connection.welcome.version
+        self.kv_lease_s = connection.welcome.kv_lease_s
         self._see_board(connection)
         offer, board = connection.welcome, self._board
         if not offer.local or board is None or board.cookie != offer.board_cookie:

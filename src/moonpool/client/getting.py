@@ -50,7 +50,7 @@ class Getter:
     def __init__(self, channel: Channel, reach: Reach, lease_s: float) -> None:
         self._channel = channel
         self._reach = reach
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._leases = itertools.count(1)
 
     def new_lease(self) -> int:
@@ -65,9 +65,10 @@ class Getter:
         timeout_s: float | None,
         *,
         exact: bool,
+        sizes: U64 | None = None,
     ) -> I64:
         """Read objects into memory that is at least as large, or ``exact``ly as large; return a
-        code for each, shape (n,).
+        code for each, shape (n,). ``sizes`` gets the size of each that is there.
 
         A master that is lost on the way is a code; MasterUnreachableError if it is away at once.
         """
@@ -78,7 +79,8 @@ class Getter:
             left = _left(deadline)
             if left is not None and left <= 0:
                 raise DeadlineError(f"{len(keys) - first} objects were not begun in time")
-            fitted = partial(_fitted, span(memory, first, last), exact)
+            said = None if sizes is None else sizes[first:last]
+            fitted = partial(_fitted, span(memory, first, last), exact, said)
             codes[first:last] = self.read_chunk(keys[first:last], fitted, lease, left)
 
         ranges = list(chunks(memory.sizes().tolist(), CHUNK_OBJECTS, self.chunk_bytes))
@@ -105,12 +107,12 @@ class Getter:
         MasterUnreachableError.
         """
         number = self.new_lease() if lease is None else lease
-        until = time.monotonic() + self._lease_s
-        answer, epoch = self._channel.ask(Get(keys, number, self._lease_s), timeout_s)
+        until = time.monotonic() + self.lease_s
+        answer, epoch = self._channel.ask(Get(keys, number, self.lease_s), timeout_s)
         found = as_many(expect(Got, answer).objects, len(keys))
         codes = np.array([_code(where) for where in found], np.int64)
         if is_any_coming(codes, found):
-            request = Get(keys, number, self._lease_s)
+            request = Get(keys, number, self.lease_s)
             found, epoch, until = wait_for(self._channel, request, found, epoch, timeout_s)
             codes = np.array([_code(where) for where in found], np.int64)
         try:
@@ -153,25 +155,29 @@ class Getter:
 
     # --- one object: the same in fewer steps --------------------------------------------------
 
-    def read_one(self, key: bytes, room_for: Callable[[int], memoryview | Pieces]) -> int:
+    def read_one(
+        self, key: bytes, room_for: Callable[[int], memoryview | Pieces], kept: int | None = None
+    ) -> int:
         """Read an object; return its code. ``room_for(size)`` returns memory for exactly that;
         what it raises is passed on. Raises MasterUnreachableError.
 
         The first try takes no lease: a copy of what was evicted meanwhile is noticed, and then
-        the object is read again under one.
+        the object is read again under one. With ``kept``, a lease's number, the object comes
+        under that one and stays leased.
         """
         started = time.monotonic()
-        code, found = self._read_once(key, 0, 0.0, room_for)
+        first = (0, 0.0) if kept is None else (kept, self.lease_s)
+        code, found = self._read_once(key, *first, room_for)
         slow = time.monotonic() - started > SLOW_S
         if code == 0 or not found or (code == _FAILED and slow):
             return code
         lease = self.new_lease()
         started = time.monotonic()
         try:
-            code, _ = self._read_once(key, lease, self._lease_s, room_for)
+            code, _ = self._read_once(key, lease, self.lease_s, room_for)
         finally:
             self._channel.send_only(Release([lease]))
-        if code == 0 and time.monotonic() - started > self._lease_s:
+        if code == 0 and time.monotonic() - started > self.lease_s:
             return _LATE
         return code
 
@@ -226,8 +232,10 @@ def _row(i: int, where: Located, attempt: int) -> Row:
     return (i, *at, size, size, where.generation, where.checksum)
 
 
-def _fitted(memory: Pieces, exact: bool, sizes: U64, codes: I64) -> Pieces:
+def _fitted(memory: Pieces, exact: bool, said: U64 | None, sizes: U64, codes: I64) -> Pieces:
     """Return the memory cut to the objects' sizes; sets the codes of those that do not fit."""
+    if said is not None:
+        said[:] = sizes
     room = memory.sizes()
     misfits = room != sizes if exact else room < sizes
     codes[(codes == 0) & misfits] = BufferTooSmallError.code

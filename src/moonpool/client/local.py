@@ -35,6 +35,7 @@ class LocalChannel:
     """The master's state machine under a lock; nodes' pushes go to the one segment."""
 
     version = PROTOCOL_MAX
+    kv_lease_s = 10.0
 
     def __init__(self, segment: Segment) -> None:
         self._state = MasterState(MasterConfig(), EPOCH)

@@ -202,6 +202,10 @@ class Registry:
                 (*old.owners[:found], *old.owners[found + 1 :]),
             )
 
+    def inside(self, addresses: U64, lengths: U64) -> npt.NDArray[np.bool_]:
+        """Tell for each piece of memory whether it lies in a registered range."""
+        return _place_in(self._ranges, addresses, lengths)[1]
+
     def hold(self, pieces: Pieces, *, writable: bool) -> object:
         """Check that all pieces lie in registered (and writable) memory, and return what keeps
         buffers alive for as long as it is referenced.
@@ -214,11 +218,7 @@ class Registry:
             addresses, lengths = addresses[lengths != 0], lengths[lengths != 0]
         if not len(addresses):
             return ranges
-        at = np.searchsorted(ranges.starts, addresses, "right") - 1
-        inside = at >= 0
-        if inside.all():
-            room = ranges.nbytes[at]
-            inside = lengths <= room - np.minimum(addresses - ranges.starts[at], room)
+        at, inside = _place_in(ranges, addresses, lengths)
         if not inside.all():
             wrong = int(np.argmin(inside))
             raise BufferNotRegisteredError(
@@ -228,6 +228,16 @@ class Registry:
         if writable and not ranges.writable[at].all():
             raise InvalidArgumentError("a registered buffer is read-only")
         return ranges
+
+
+def _place_in(ranges: _Ranges, addresses: U64, lengths: U64) -> tuple[I64, npt.NDArray[np.bool_]]:
+    """Return in which range each piece of memory begins, and whether all of it lies there."""
+    at = np.searchsorted(ranges.starts, addresses, "right") - 1
+    inside = at >= 0
+    if inside.any():
+        room = ranges.nbytes[at]
+        inside &= lengths <= room - np.minimum(addresses - ranges.starts[at], room)
+    return at, inside
 
 
 def codes_of(count: int, code: int) -> I64:

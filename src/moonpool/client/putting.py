@@ -16,6 +16,7 @@ from moonpool.client.ledger import PutLedger
 from moonpool.client.memory import codes_of, one_object
 from moonpool.client.reach import Reach, is_near
 from moonpool.client.turns import in_turn
+from moonpool.client.wishes import Wishes
 from moonpool.core.messages import Grant, PutItem, PutStart
 from moonpool.errors import MasterUnreachableError, NoSpaceError, TransferError
 from moonpool.transport.base import I64, Pieces, Places, Transport, Written
@@ -38,14 +39,13 @@ class Batch:
     sizes: list[int]
     parents: list[bytes]
     memory: Pieces
-    replicas: int
-    pinned: bool = False
+    wishes: Wishes
 
     def start(self, which: Iterable[int], preferred: str) -> PutStart:
         """Return the request for some of the objects."""
         keys, sizes, parents = self.keys, self.sizes, self.parents
         items = [PutItem(keys[i], sizes[i], parents[i] if parents else b"") for i in which]
-        return PutStart(items, self.replicas, preferred, self.pinned)
+        return self.wishes.start(items, preferred)
 
     def write(self, transport: Transport, objects: I64, places: Places) -> Written:
         """Write some of the objects to their places in one segment."""
@@ -174,12 +174,12 @@ class Putter:
         value: memoryview | Pieces,
         size: int,
         parent: bytes,
-        replicas: int,
+        wishes: Wishes,
         timeout_s: float,
     ) -> int:
         """Put one object; return its code. Raises MasterUnreachableError."""
         keys = (key,)
-        request = PutStart([PutItem(key, size, parent)], replicas, self._preferred)
+        request = wishes.start((PutItem(key, size, parent),), self._preferred)
         deadline = 0.0
         while True:
             (grant,), epoch = self._ledger.start(request, keys)

@@ -21,6 +21,7 @@ from moonpool.client.memory import span_of, view_of
 from moonpool.client.naming import AnyKey, new_peer, packed, shown
 from moonpool.client.transfers import Codes, Lease, Values
 from moonpool.client.ways import ENGINES, Ways
+from moonpool.client.wishes import Wishes
 from moonpool.errors import (
     AlreadyExistsError,
     BufferTooSmallError,
@@ -173,35 +174,45 @@ class Store(Handing):
     # --- one object ---------------------------------------------------------------------------
 
     def put(
-        self, key: AnyKey, value: Buffer, *, parent: AnyKey | None = None, replicas: int = 1
+        self,
+        key: AnyKey,
+        value: Buffer,
+        *,
+        parent: AnyKey | None = None,
+        replicas: int = 1,
+        wishes: Wishes | None = None,
     ) -> bool:
         """Put an object. Return False if the key is taken; the bytes there are kept.
 
         parent: the key that this object continues; eviction takes it first. replicas: copies on
-        as many segments, as far as there are so many. Raises InvalidKeyError,
+        as many segments, as far as there are so many. wishes: more of that kind; ``replicas``
+        does not count then. Raises InvalidKeyError,
         InvalidArgumentError (empty value), ValueTooLargeError, NoSpaceError,
         MasterUnreachableError, TransferError.
         """
         view = view_of(value)
-        return self._put(key, view, view.nbytes, parent, replicas)
+        return self._put(key, view, view.nbytes, parent, wishes or Wishes(replicas))
 
     def put_from(self, key: AnyKey, buffer: Buffer, size: int) -> bool:
         """Put the first ``size`` bytes of a buffer; see ``put``."""
         view = view_of(buffer)
         if not 0 <= size <= view.nbytes:
             raise InvalidArgumentError(f"size={size} of a buffer of {view.nbytes} bytes")
-        return self._put(key, view[:size], size, None, 1)
+        return self._put(key, view[:size], size, None, Wishes())
 
     def put_from_parts(
         self, key: AnyKey, buffers: Sequence[Buffer], *, parent: AnyKey | None = None
     ) -> bool:
         """Put one object that consists of all buffers, in order; see ``put``."""
         spans = [span_of(buffer) for buffer in buffers]
-        return self._put(key, memory.parts(spans), sum(s.nbytes for s in spans), parent, 1)
+        size = sum(span.nbytes for span in spans)
+        return self._put(key, memory.parts(spans), size, parent, Wishes())
 
-    def get(self, key: AnyKey) -> bytes:
-        """Return an object's bytes. Raises NotFoundError, MasterUnreachableError,
-        TransferError."""
+    def get(self, key: AnyKey, *, lease: int | None = None) -> bytes:
+        """Return an object's bytes. lease: one of ``new_lease``, under which it stays.
+
+        Raises NotFoundError, MasterUnreachableError, TransferError.
+        """
         found = bytearray()
 
         def room(size: int) -> memoryview:
@@ -209,13 +220,13 @@ class Store(Handing):
             found = bytearray(size)
             return memoryview(found)
 
-        self._get(key, room)
+        self._get(key, room, lease)
         return bytes(found)
 
-    def get_into(self, key: AnyKey, buffer: Buffer) -> int:
+    def get_into(self, key: AnyKey, buffer: Buffer, *, lease: int | None = None) -> int:
         """Copy an object to the start of a writable buffer; return its size in bytes.
 
-        Raises BufferTooSmallError, and nothing is written; else as ``get``.
+        lease: as of ``get``. Raises BufferTooSmallError, and nothing is written; else as ``get``.
         """
         view = view_of(buffer, writable=True)
         taken = 0
@@ -226,7 +237,7 @@ class Store(Handing):
             taken = size
             return view[:size]
 
-        self._get(key, room)
+        self._get(key, room, lease)
         return taken
 
     def get_into_parts(self, key: AnyKey, buffers: Sequence[Buffer]) -> int:
@@ -252,14 +263,14 @@ class Store(Handing):
         value: memoryview | Pieces,
         size: int,
         parent: AnyKey | None,
-        replicas: int,
+        wishes: Wishes,
     ) -> bool:
         if size == 0:
             raise InvalidArgumentError("an object must not be empty")
         name, above = packed(key), b"" if parent is None else packed(parent)
         if name == above:
             raise InvalidArgumentError(f"parent: {shown(key)} cannot continue itself")
-        code = self._putter.put_one(name, value, size, above, replicas, self._put_timeout_s)
+        code = self._putter.put_one(name, value, size, above, wishes, self._put_timeout_s)
         if code == InvalidArgumentError.code:
             raise ValueTooLargeError(f"{shown(key)}: no segment can hold {size} bytes")
         if code and code != _EXISTS:
@@ -267,8 +278,10 @@ class Store(Handing):
             raise error_for(code, f"put of {shown(key)}, {size} bytes: {why}")
         return code == 0
 
-    def _get(self, key: AnyKey, room: Callable[[int], memoryview | Pieces]) -> None:
-        code = self._getter.read_one(packed(key), room)
+    def _get(
+        self, key: AnyKey, room: Callable[[int], memoryview | Pieces], lease: int | None = None
+    ) -> None:
+        code = self._getter.read_one(packed(key), room, lease)
         if code:
             raise error_for(code, f"{shown(key)}: {GET_FAILURES.get(code, 'cannot be read')}")
 

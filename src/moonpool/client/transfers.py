@@ -13,11 +13,13 @@ from moonpool.client import memory
 from moonpool.client.answers import expect
 from moonpool.client.channel import Channel
 from moonpool.client.getting import Getter
+from moonpool.client.looking import Looking
 from moonpool.client.lookups import Lookups
 from moonpool.client.memory import Registry, is_writable, span_of
 from moonpool.client.naming import AnyKey, all_packed, packed
 from moonpool.client.putting import Batch, Putter
 from moonpool.client.reach import Opener, Reach
+from moonpool.client.wishes import Wishes
 from moonpool.core.messages import Hold, Matched, Release
 from moonpool.errors import InvalidArgumentError
 from moonpool.transport.base import I64, U64, Pieces
@@ -61,6 +63,7 @@ class Transfers(Lookups):
         self._getter = Getter(channel, self._reach, lease_s)
         self._registry = Registry()
         self._put_timeout_s = put_timeout_s
+        self.looking = Looking(channel, self._getter, self._registry)
 
     def move_at_once(self, nbytes: int) -> None:
         """Ask the master for, and move, so many bytes of a batch at a time. The default suits
@@ -83,7 +86,8 @@ class Transfers(Lookups):
         Raises InvalidKeyError and InvalidArgumentError before anything is put.
         """
         spans = [span_of(value) for value in values]
-        codes = self._put_pieces(keys, memory.whole(spans), parents, replicas, None)
+        wishes = Wishes(replicas)
+        codes = self._put_pieces(keys, memory.whole(spans), parents, wishes, None)
         return [int(code) for code in codes]
 
     def get_batch(self, keys: Sequence[AnyKey]) -> Values:
@@ -131,8 +135,11 @@ class Transfers(Lookups):
         parents: Sequence[AnyKey | None] | None = None,
         replicas: int = 1,
         timeout_s: float | None = None,
+        wishes: Wishes | None = None,
     ) -> I64:
         """Put n objects from registered memory; return a code for each, shape (n,).
+
+        wishes: more about how they are to be kept; ``replicas`` does not count then.
 
         Codes: 0, -705 if the key is taken, -200 if the pool stayed full until ``timeout_s``
         (default: the store's put_timeout_s), -900 if the master was lost on the way, or another
@@ -142,7 +149,7 @@ class Transfers(Lookups):
         """
         pieces = memory.checked(pieces)
         hold = self._registry.hold(pieces, writable=False)
-        codes = self._put_pieces(keys, pieces, parents, replicas, timeout_s)
+        codes = self._put_pieces(keys, pieces, parents, wishes or Wishes(replicas), timeout_s)
         del hold
         return codes
 
@@ -154,6 +161,7 @@ class Transfers(Lookups):
         lease: int | None = None,
         timeout_s: float | None = None,
         exact: bool = False,
+        sizes: U64 | None = None,
     ) -> I64:
         """Load n objects into registered memory; return a code for each, shape (n,).
 
@@ -161,7 +169,8 @@ class Transfers(Lookups):
         that is -600 too, and nothing is written. Codes: 0, -704 not there, -600 larger than its
         pieces, -707 slower than its lease, -800 its bytes could not be moved, -901 not begun
         before ``timeout_s``, or another error's; with a negative code the memory's content is not
-        defined. lease: ``Lease.id`` of a hold that covers the keys; it is not ended. When it
+        defined. lease: ``Lease.id`` of a hold that covers the keys; it is not ended. sizes: gets
+        the sizes of the objects that are there. When it
         returns, nothing writes to the memory any more. Raises as ``put_pieces``.
         """
         pieces = memory.checked(pieces)
@@ -169,7 +178,7 @@ class Transfers(Lookups):
         names = all_packed(keys)
         if len(names) != len(pieces):
             raise InvalidArgumentError(f"{len(names)} keys, but pieces of {len(pieces)} objects")
-        codes = self._getter.read(names, pieces, lease, timeout_s, exact=exact)
+        codes = self._getter.read(names, pieces, lease, timeout_s, exact=exact, sizes=sizes)
         del hold
         return codes
 
@@ -196,7 +205,7 @@ class Transfers(Lookups):
         keys: Sequence[AnyKey],
         pieces: Pieces,
         parents: Sequence[AnyKey | None] | None,
-        replicas: int,
+        wishes: Wishes,
         timeout_s: float | None,
     ) -> I64:
         names = all_packed(keys)
@@ -208,7 +217,7 @@ class Transfers(Lookups):
         sizes = pieces.sizes().tolist()
         if 0 in sizes:
             raise InvalidArgumentError(f"object {sizes.index(0)} is empty; none may be")
-        batch = Batch(names, sizes, above, pieces, replicas)
+        batch = Batch(names, sizes, above, pieces, wishes)
         return self._putter.put(batch, self._put_timeout_s if timeout_s is None else timeout_s)
 
     def _get_some(self, keys: Sequence[bytes]) -> Values:

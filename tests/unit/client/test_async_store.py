@@ -62,7 +62,7 @@ async def test_a_cancelled_call_is_over_before_the_cancellation_is_told(
     begun, ended = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def slow(self: Store, key: str, buffer: bytearray) -> int:
+    def slow(self: Store, key: str, buffer: bytearray, **_: object) -> int:
         loop.call_soon_threadsafe(begun.set)
         gate.wait(10)
         buffer[:] = b"late"
@@ -89,7 +89,7 @@ async def test_a_call_that_waits_for_its_turn_can_be_cancelled(
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow(self: Store, key: str) -> bytes:
+    def slow(self: Store, key: str, **_: object) -> bytes:
         calls.append(key)
         loop.call_soon_threadsafe(begun.set)
         gate.wait(10)

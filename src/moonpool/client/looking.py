@@ -1,0 +1,54 @@
+"""Lookups as clients of the Mooncake API expect them: what they find stays leased for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.client.answers import as_many, expect
+from moonpool.client.channel import Channel
+from moonpool.client.getting import Getter
+from moonpool.client.memory import Registry
+from moonpool.core.messages import BATCH_ITEMS_MAX, Get, Got, Hold, Located, Matched
+from moonpool.transport.base import U64
+
+
+class Looking:
+    """Leases under numbers of the caller's. Every verb raises MasterUnreachableError."""
+
+    def __init__(self, channel: Channel, getter: Getter, registry: Registry) -> None:
+        self._channel = channel
+        self._getter = getter
+        self._registry = registry
+
+    @property
+    def kv_lease_s(self) -> float:
+        """For how long the master wants such clients to lease what they look at."""
+        return self._channel.kv_lease_s
+
+    def lease_for(self, seconds: float) -> None:
+        """Let the store's reads take so long, and no longer, from now on."""
+        self._getter.lease_s = seconds
+
+    def new_lease(self) -> int:
+        """Return a number that the store has not used for a lease yet."""
+        return self._getter.new_lease()
+
+    def hold(self, keys: Sequence[bytes], lease: int, ttl_s: float) -> None:
+        """Lease packed keys that were there a moment ago; one that is gone is passed over."""
+        left = [*keys]
+        while left:
+            part = left[:BATCH_ITEMS_MAX]
+            reply = expect(Matched, self._channel.call(Hold(part, lease, ttl_s)))
+            left = left[reply.count + (reply.count < len(part)) :]
+
+    def locate(self, keys: Sequence[bytes], lease: int, ttl_s: float) -> list[Located]:
+        """Return where the objects of packed keys are, and lease those that are there."""
+        reply = expect(Got, self._channel.call(Get([*keys], lease, ttl_s)))
+        return [*as_many(reply.objects, len(keys))]
+
+    def registered(self, addresses: U64, lengths: U64) -> npt.NDArray[np.bool_]:
+        """Tell for each range of memory whether it lies in the store's registered memory."""
+        return self._registry.inside(addresses, lengths)
