@@ -1,0 +1,44 @@
+"""Keys of the Mooncake API as moonpool's: a name in the default tenant's or another's space."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from moonpool.core.keys import KEY_BYTES_MAX
+
+DEFAULT_TENANT = "default"
+_CUT = KEY_BYTES_MAX - 65
+
+
+class KeySpace:
+    """The keys of one tenant; the default one's are those that ``moonpool put`` names."""
+
+    def __init__(self, tenant: str = DEFAULT_TENANT) -> None:
+        space = b""
+        if tenant not in ("", DEFAULT_TENANT):
+            space = b"t" + hashlib.sha256(tenant.encode("utf-8", "surrogateescape")).digest()[:16]
+        self.namespace = space
+        self.start = bytes((len(space),)) + space
+
+    def key(self, name: str) -> bytes:
+        """Return the packed key of a name that is not empty. One that is too long is cut, and
+        told from others by its digest."""
+        raw = name.encode("utf-8", "surrogateescape")
+        if len(raw) > KEY_BYTES_MAX:
+            raw = raw[:_CUT] + b"#" + hashlib.sha256(raw).hexdigest().encode()
+        return self.start + raw
+
+    def keys(self, names: Sequence[str]) -> list[bytes]:
+        """Return the packed keys of names, none of them empty."""
+        start = self.start
+        joined = "\n".join(names)
+        if joined.isascii() and max(map(len, names), default=0) <= KEY_BYTES_MAX:
+            return [start + name.encode() for name in names]
+        return [self.key(name) for name in names]
+
+    def name(self, key: bytes) -> str | None:
+        """Return the name of a packed key; None for another tenant's."""
+        if not key.startswith(self.start):
+            return None
+        return key[len(self.start) :].decode("utf-8", "surrogateescape")

@@ -1,0 +1,73 @@
+"""Plain objects with checked fields, as the Mooncake API's binding makes them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from moonpool.compat.casting import Caster, CastError, items_of, refusal
+
+
+class Record:
+    """Fields with casters and defaults; no other attribute can be set.
+
+    Lists are handed out as copies, as the binding does.
+    """
+
+    __slots__ = ("_fields",)
+    CASTS: ClassVar[dict[str, Caster]] = {}
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_fields", self.defaults())
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the fields of a new object."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._fields:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = self._fields[name]
+        return list(value) if type(value) is list else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        cast = self.CASTS.get(name)
+        if cast is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            self._fields[name] = cast(value)
+        except CastError:
+            raise TypeError(refusal(name, ())) from None
+
+    def __dir__(self) -> list[str]:
+        return [*object.__dir__(self), *self._fields]
+
+
+def instance_of(kind: type) -> Caster:
+    """Return a caster for the objects of one class."""
+
+    def cast(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise CastError
+        return value
+
+    return cast
+
+
+def optional(one: Caster) -> Caster:
+    """Return a caster that takes None too."""
+
+    def cast(value: Any) -> Any:
+        return None if value is None else one(value)
+
+    return cast
+
+
+def list_of_records(kind: type) -> Caster:
+    """Return a caster for lists of one class's objects."""
+    one = instance_of(kind)
+
+    def cast(value: Any) -> list[Any]:
+        return [one(each) for each in items_of(value)]
+
+    return cast

@@ -1,0 +1,1 @@
+"""Mooncake's Python package, answered by moonpool: see ``moonpool compat env``."""

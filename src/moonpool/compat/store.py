@@ -1,0 +1,37 @@
+"""``mooncake.store``, answered by moonpool."""
+
+from __future__ import annotations
+
+from moonpool.compat import enums
+from moonpool.compat.buffers import BufferHandle
+from moonpool.compat.copying import Copying
+from moonpool.compat.enums import (
+    ObjectDataType,
+    ReplicaStatus,
+    SoftPinAction,
+    TaskStatus,
+    TaskType,
+)
+from moonpool.compat.lifecycle import Lifecycle
+from moonpool.compat.looking import Looking
+from moonpool.compat.replicate import ReplicateConfig
+from moonpool.compat.zerocopy import ZeroCopy
+
+__all__ = [
+    "BufferHandle",
+    "MooncakeDistributedStore",
+    "ObjectDataType",
+    "ReplicaStatus",
+    "ReplicateConfig",
+    "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
+]
+
+
+class MooncakeDistributedStore(Lifecycle, Copying, Looking, ZeroCopy):
+    """The pool, as programs written for Mooncake see it. Calls answer with numbers: 0 or more for
+    success, a negative code otherwise; TypeError is for arguments of wrong types only."""
+
+
+globals().update(enums.exported())
