@@ -68,6 +68,11 @@ class MasterConfig(RoleConfig):
     http_port: int = _key(MASTER_HTTP_PORT, v.port, "port for /metrics, /health and /status")
     watermark_high: float = _key(0.95, v.fraction, "eviction starts at this share of a segment")
     watermark_low: float = _key(0.90, v.fraction, "and goes on down to this one")
+    eviction: str = _key(
+        "leaf-lru",
+        v.one_of("lru", "leaf-lru", "s3fifo", "arc", "cost"),
+        "what goes first when room is needed",
+    )
     put_timeout_s: float = _key(30.0, v.seconds, "a put that was not ended is given up after this")
     kv_lease_s: float = _key(
         10.0, v.seconds, "how long clients of the Mooncake API lease what they read or ask for"

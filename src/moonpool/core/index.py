@@ -36,8 +36,8 @@ class Object(msgspec.Struct, order=True, gc=False):
 
     There may be many millions: a field costs 8 bytes, a number of its own 32. ``serial`` and
     ``used`` are stamps of State: they order objects by age and by last use, and tell the time.
-    ``rank`` is ``used`` as it was when the object was queued for eviction, -1 while it is not.
-    Objects are ordered by rank, then serial, which no two share.
+    ``rank`` belongs to the eviction policy: 0 or more while the object is queued for eviction,
+    such as ``used`` as it was then. Objects are ordered by rank, then serial, which no two share.
     """
 
     rank: int
@@ -64,6 +64,11 @@ class Object(msgspec.Struct, order=True, gc=False):
     def queued(self) -> bool:
         """Whether it is queued for eviction."""
         return self.rank >= 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of its payload."""
+        return int.from_bytes(self.place[16:24], "little")
 
     @property
     def where(self) -> Located:

@@ -93,7 +93,7 @@ def settled(state: State, generation: int) -> Object | None:
     found = leaving.object
     if found.used == leaving.used and is_evictable_leaf(found):
         return found
-    state.leaves.offer(found, state.index.count)
+    state.eviction.offer(found, state.index.count)
     return None
 
 

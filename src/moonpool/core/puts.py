@@ -17,6 +17,7 @@ from bisect import bisect_left
 
 from moonpool.core import codes, offload
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
+from moonpool.core.index import Object
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
     Codes,
@@ -32,7 +33,7 @@ from moonpool.core.messages import (
     Slot,
 )
 from moonpool.core.room import make_room
-from moonpool.core.segments import Placement, Put
+from moonpool.core.segments import Placement, Put, Segment
 from moonpool.core.state import VALUE_SIZES, State
 
 _INVALID = Grant(codes.INVALID)
@@ -81,13 +82,24 @@ class _Starter:
         found = state.index.find(key)
         if key in state.in_progress or found is not None or key in state.disks.objects:
             state.counters["put_exists"] += 1
-            if found is not None and state.disks.selective:
-                offload.were_used(state, [found])
+            if found is not None:
+                self.put_again(found)
             return _EXISTS
         above = state.index.find(parent) if parent else None
         if above is not None:
             above.used = state.stamp()
+            if state.eviction.counts:
+                state.eviction.continued(above)
         return self.grant(item, space_needed(key, size))
+
+    def put_again(self, found: Object) -> None:
+        """What is there was computed once more: it was out of reach, or was not asked for."""
+        state = self.state
+        if state.disks.selective:
+            offload.were_used(state, [found])
+        if state.eviction.inner:
+            state.touch([found])
+            state.eviction.used([found])
 
     def grant(self, item: PutItem, needed: int) -> Grant:
         state = self.state
@@ -99,12 +111,21 @@ class _Starter:
                 return self.refuse_size()
             made = None
             if needed < self.hopeless:
-                made = make_room(state, self.placement.segments, needed)
+                made = self.make_room(item, needed)
             if made is None:
                 self.hopeless = min(self.hopeless, needed)
                 return self.refuse(wait=self.can_wait())
             capacity, slots = made[0].space.capacity_of(needed), [made[1]]
         return self.begin(item, capacity, slots)
+
+    def make_room(self, item: PutItem, needed: int) -> tuple[Segment, Slot] | None:
+        state = self.state
+        if state.eviction.counts:
+            state.eviction.coming(item.key, state.index.find(item.parent))
+        made = make_room(state, self.placement.segments, needed)
+        if state.eviction.counts:
+            state.eviction.coming(b"")
+        return made
 
     def begin(self, item: PutItem, capacity: int, slots: list[Slot]) -> Grant:
         state = self.state

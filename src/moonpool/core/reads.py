@@ -157,14 +157,16 @@ def _lease(state: State, request: Get | Hold, peer: str, known: list[Object]) ->
     if not math.isfinite(lease_s) or lease_s < 0 or not 0 <= request.lease <= _U64_MAX:
         return Failed(codes.INVALID, f"lease {request.lease} of {lease_s} s")
     state.expire_leases()
+    # Uses that overlap are one: a load is held by its planner, then read by its worker.
+    fresh = [each for each in known if not each.leases] if state.eviction.counts else None
     if lease_s and known:
         if not state.leases.has_room(peer, request.lease, len(known)):
             return Failed(codes.INVALID, "too many leases, or too many objects in them")
         expires = state.now + min(lease_s, state.config.lease_s_max)
         state.leases.take(peer, request.lease, known, expires)
-    used = state.stamp()
-    for each in known:
-        each.used = used
+    state.touch(known)
+    if fresh:
+        state.eviction.used(fresh)
     if state.disks.selective:
         offload.were_used(state, known)
     return None

@@ -25,6 +25,10 @@ def evict(state: State, evicted: Object) -> int:
     """Remove an object to make room; return the bytes it took."""
     if state.disks.by_handle:
         _leave_for_disk(state, evicted)
+    if state.eviction.counts:
+        state.eviction.evicted(evicted)
+    if evicted.first_child is not None:
+        state.counters["evicted_inner"] += 1
     freed = state.remove_object(evicted)
     state.counters["evicted_objects"] += 1
     state.counters["evicted_bytes"] += freed
@@ -111,15 +115,15 @@ def _take(usable: list[Segment], handles: list[int], size: int) -> tuple[Segment
 
 
 def _coldest(state: State) -> Object | None:
-    coldest = state.leaves.pop()
+    coldest = state.eviction.pop()
     if coldest is None:
         state.offer(state.index.cut_cycles())
-        coldest = state.leaves.pop()
+        coldest = state.eviction.pop()
     if coldest is None and state.soft and state.config.evict_soft_pinned:
         given_up = state.soft.give_up()
         state.counters["soft_pins_given_up"] += len(given_up)
         state.offer(given_up)
-        coldest = state.leaves.pop()
+        coldest = state.eviction.pop()
     return coldest
 
 

@@ -139,6 +139,10 @@ class Segments:
         """Return the segments that take puts."""
         return [each for each in self.by_handle.values() if each.ready]
 
+    def total_bytes(self) -> int:
+        """Return the space of the ready segments together."""
+        return sum(each.space.total_bytes for each in self.ready())
+
     def fill_ratio(self, less_bytes: int = 0) -> float:
         """Return how full the ready segments are together, by space (``less_bytes`` of it do not
         count) or by table entries."""

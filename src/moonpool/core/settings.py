@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from moonpool.core.eviction import DEFAULT, POLICIES
 from moonpool.errors import ConfigError
 
 
@@ -29,6 +30,8 @@ class MasterConfig:
     soft_pin_s_max: float = 86_400.0
     evict_soft_pinned: bool = True
     """Whether eviction may take soft-pinned objects where nothing else is left."""
+    eviction: str = DEFAULT
+    """The policy that says what goes first: one of POLICIES."""
     leases_per_peer_max: int = 65_536
     lease_objects_per_peer_max: int = 1 << 20
     pending_bytes_max: int = 1 << 40
@@ -57,10 +60,12 @@ class MasterConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool):
+            if isinstance(value, bool | str):
                 continue
             if not math.isfinite(value) or value <= 0:
                 raise ConfigError(f"{field.name} = {value}: must be above 0")
+        if self.eviction not in POLICIES:
+            raise ConfigError(f"eviction = {self.eviction!r}: one of {', '.join(POLICIES)}")
         if self.soft_pin_s > self.soft_pin_s_max:
             raise ConfigError(f"soft_pin_s = {self.soft_pin_s}: at most {self.soft_pin_s_max}")
         if not self.watermark_low <= self.watermark_high <= 1:

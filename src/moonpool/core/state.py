@@ -8,7 +8,7 @@ from typing import Final
 
 from moonpool.core.disks import Disks, OnDisk
 from moonpool.core.errands import Errands
-from moonpool.core.eviction import Leaves
+from moonpool.core.eviction import make_policy
 from moonpool.core.feed import DISK, GONE, Feed
 from moonpool.core.handoffs import Handoffs
 from moonpool.core.index import Index, Object, placed
@@ -43,7 +43,7 @@ class State:
         self.disks = Disks()
         self.errands = Errands()
         self.index = Index(Marks() if marks is None else marks, self.disks.objects)
-        self.leaves = Leaves()
+        self.eviction = make_policy(config.eviction, self.segments.total_bytes)
         self.soft = SoftPins()
         self.feed = Feed()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
@@ -123,7 +123,7 @@ class State:
         self.index.add(added)
         for slot in where.slots:
             self.segments.by_handle[slot.segment].own(slot.offset, added)
-        self.leaves.offer(added, self.index.count)
+        self.eviction.offer(added, self.index.count)
         self.handoffs.appeared(key)
         if self.feed.active:
             self.feed.note(key, where.slots[0].segment)
@@ -142,13 +142,18 @@ class State:
         if self.feed.active:
             for each in added:
                 self.feed.note(each.key, each.slots[0].segment)
-        self.leaves.offer_newest([each for each in added if each.first_child is None])
+        self.eviction.offer_newest(added, self.index.count)
 
     def remove_object(self, removed: Object) -> int:
         """Forget an object and free its places; return their bytes. Nodes are not told."""
         slots = removed.slots
         if removed.pinned:
             self.soft.forget(removed)
+        eviction = self.eviction
+        if eviction.counts:
+            eviction.removed(removed)
+        if eviction.released.stamps:
+            eviction.released.forget(removed)
         parent = self.index.remove(removed)
         if self.feed.active:
             self.feed.note(removed.key, DISK if removed.key in self.disks.objects else GONE)
@@ -157,15 +162,26 @@ class State:
         for slot in slots:
             freed += by_handle[slot.segment].release(slot)
         if parent is not None and parent.first_child is None:
-            self.leaves.offer(parent, self.index.count)
+            eviction.offer(parent, self.index.count)
         if removed.key in self.disks.objects:
             self.disks.only += 1
         return freed
 
+    def touch(self, used: list[Object]) -> None:
+        """Objects were asked for, in this order."""
+        if not self.eviction.counts:
+            stamp = self.stamp()
+            for each in used:
+                each.used = stamp
+            return
+        stamp = self.stamps(len(used))
+        for i, each in enumerate(used):
+            each.used = stamp + i
+
     def offer(self, freed: list[Object]) -> None:
         """Let objects that nobody leases any more be evicted."""
         for each in freed:
-            self.leaves.offer(each, self.index.count)
+            self.eviction.offer(each, self.index.count)
 
     # --- objects on disks -----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ def validate(state: State) -> None:
     objects = list(state.index)
     state.index.validate()
     state.leases.validate(objects)
-    state.leaves.validate(objects, state.disks.leaving)
+    state.eviction.validate(objects, state.disks.leaving)
     state.soft.validate(objects)
     state.disks.validate((each.key for each in objects), state.puts)
     state.handoffs.validate()

@@ -160,6 +160,7 @@ def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
         watermark_high=config.watermark_high,
         watermark_low=config.watermark_low,
         put_timeout_s=config.put_timeout_s,
+        eviction=config.eviction,
         kv_lease_s=config.kv_lease_s,
         soft_pin_s=config.soft_pin_s,
         soft_pin_s_max=config.soft_pin_s_max,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moonpool.core.eviction import Leaves
+from moonpool.core.eviction.leaf_lru import LeafLru
 from moonpool.core.index import Object, placed
 from moonpool.core.keys import key_of
 from moonpool.core.lease import LeaseBook
@@ -77,7 +77,7 @@ def test_released_leases_leave_little_behind() -> None:
 
 
 def test_removed_objects_leave_little_behind_in_the_order_of_eviction() -> None:
-    leaves = Leaves()
+    leaves = LeafLru()
     last = make(0)
     for serial in range(1, 10_000):
         last.place = b""
@@ -89,7 +89,7 @@ def test_removed_objects_leave_little_behind_in_the_order_of_eviction() -> None:
 
 
 def test_the_coldest_leaf_is_corrected_when_it_comes_up() -> None:
-    leaves = Leaves()
+    leaves = LeafLru()
     a, b, c = (make(i) for i in (1, 2, 3))
     for each in (a, b, c):
         leaves.offer(each, 3)
