@@ -10,7 +10,7 @@ from moonpool.cli.output import NOT_WELL, fail, print_json, print_table, reports
 from moonpool.cli.pool import Json, Master, connect
 
 if TYPE_CHECKING:
-    from moonpool.core.messages import DiskStatus, SegmentStatus
+    from moonpool.core.messages import DiskStatus, DrainStatus, SegmentStatus
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,8 @@ def status(as_json: Json = False, master: Master = None) -> None:
     if as_json:
         plain = {name: getattr(found, name) for name in found.__struct_fields__}
         segments, disks = map(_plain, found.segments), map(_plain, found.disks)
-        print_json({**plain, "segments": [*segments], "disks": [*disks]})
+        drains = [{name: getattr(d, name) for name in d.__struct_fields__} for d in found.drains]
+        print_json({**plain, "segments": [*segments], "disks": [*disks], "drains": drains})
     else:
         typer.echo(
             f"master: epoch {found.epoch}, up {found.uptime_s:.0f} s; {found.objects} objects, "
@@ -49,6 +50,10 @@ def status(as_json: Json = False, master: Master = None) -> None:
             ]
             print_table(headings, [_disk_row(disk) for disk in found.disks])
             typer.echo(f"{found.disk_only:,} objects are on disk only")
+        if found.thin:
+            typer.echo(f"{found.thin:,} objects are on fewer hosts than they were put for")
+        for each in found.drains:
+            typer.echo(drain_text(each))
         counters = [[name, f"{value:,}"] for name, value in sorted(found.counters.items()) if value]
         if counters:
             print_table(["counter", "since the master's start"], counters)
@@ -64,8 +69,25 @@ def _row(segment: SegmentStatus) -> list[str]:
         size_text(segment.used_bytes),
         size_text(segment.info.data_bytes),
         f"{segment.objects:,}",
-        "ready" if segment.ready else "announcing",
+        "announcing" if not segment.ready else "draining" if segment.draining else "ready",
     ]
+
+
+def drain_text(drain: DrainStatus) -> str:
+    """Return how far a drain is, in a line."""
+    if drain.empty:
+        done = f"node {drain.node} is empty and may be stopped"
+        return (
+            f"{done}; {drain.disk_only:,} objects are on its disk only" * bool(drain.disk_only)
+            or done
+        )
+    text = f"node {drain.node} is being drained for {drain.since_s:.0f} s: {drain.objects:,} "
+    text += f"objects ({size_text(drain.nbytes)}) left"
+    if drain.stuck:
+        text += f"; {drain.stuck:,} find no room elsewhere"
+    if drain.disk_only:
+        text += f"; {drain.disk_only:,} are on its disk only and stay there"
+    return text
 
 
 def _disk_row(disk: DiskStatus) -> list[str]:

@@ -14,6 +14,8 @@ from moonpool.core.messages import (
     MATCH_DIGESTS_MAX,
     Changes,
     Codes,
+    Done,
+    Drain,
     Existing,
     Exists,
     GetChanges,
@@ -147,6 +149,11 @@ class Lookups:
     def status(self) -> Status:
         """Return the pool's state."""
         return expect(Status, self._channel.call(GetStatus()))
+
+    def drain_node(self, node: str, on: bool = True) -> None:
+        """Begin the drain of a node, or end it: nothing new goes there, and what it holds is
+        copied to others; ``status().drains`` says how far it is. Raises NotFoundError."""
+        expect(Done, self._channel.call(Drain(node, on)))
 
     def remove(self, key: AnyKey, force: bool = False) -> None:
         """Remove an object. Raises NotFoundError, NotReadyError while it is being put, and

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from moonpool.core import codes
 from moonpool.core.checks import SIZE_MAX
+from moonpool.core.copies import are_tagged
 from moonpool.core.index import PLACE_BYTES, Object, pack_places
 from moonpool.core.keys import DIGEST_BYTES, NAMESPACE_BYTES_MAX
 from moonpool.core.messages import (
@@ -143,6 +144,8 @@ def _adopt_fast(
         made = span.owners[number] = Object(-1, used, used, keys[i], parents[i], place)
         added.append(made)
     state.add_objects(added, int(wanted["generation"].max(initial=0)))
+    if are_tagged(wanted["generation"]).any():
+        state.copies.made(added)
     return rejected
 
 

@@ -251,6 +251,20 @@ class SlabAllocator:
                 ]
         return found
 
+    def owners_from(self, slab: int, enough: int) -> tuple[list[Any], int]:
+        """Return the owners of what is allocated from a slab on, and the slab to go on with, 0 at
+        the end. It stops when it has ``enough``."""
+        found: list[Any] = []
+        while slab < len(self._spans) and len(found) < enough:
+            span = self._spans[slab]
+            if span is None:
+                slab += 1
+                continue
+            if span.start == slab:
+                found += [owner for owner in span.owners if owner is not None]
+            slab = span.start + span.plan.slabs
+        return found, slab if slab < len(self._spans) else 0
+
     def validate(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
         self._slabs.validate()

@@ -6,7 +6,9 @@ from collections import Counter
 from itertools import islice
 from typing import Final
 
-from moonpool.core import codes
+from moonpool.core import codes, draining
+from moonpool.core.copies import wanted_of
+from moonpool.core.copying import healthy_hosts
 from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.index import Object, children_of
 from moonpool.core.messages import (
@@ -89,7 +91,7 @@ def status(state: State, _request: GetStatus, _peer: str) -> Status:
     unfinished: Counter[int] = Counter()
     for put in state.puts.values():
         unfinished.update(slot.segment for slot in put.slots + put.held)
-        for slot in put.held:
+        for slot in () if put.generation in state.copies.under_way else put.held:
             pending[slot.segment] = pending.get(slot.segment, 0) + put.capacity
     segments = [
         SegmentStatus(
@@ -98,6 +100,7 @@ def status(state: State, _request: GetStatus, _peer: str) -> Status:
             objects=each.table.used - unfinished[handle],
             ready=each.ready,
             pending_bytes=pending.get(handle, 0),
+            draining=each.draining,
         )
         for handle, each in state.segments.by_handle.items()
     ]
@@ -112,6 +115,10 @@ def status(state: State, _request: GetStatus, _peer: str) -> Status:
         counters=dict(state.counters),
         disks=[_disk_status(each) for each in state.disks.by_handle.values()],
         disk_only=state.disks.only,
+        drains=draining.statuses(state),
+        thin=len(state.copies.thin),
+        spare=len(state.copies.spares),
+        copying=len(state.copies.under_way),
     )
 
 
@@ -144,6 +151,8 @@ def _info(state: State, each: Object) -> ObjectInfo:
         segments=[_name(state, slot.segment) for slot in where.slots],
         disk=_disk_of(state, each.key),
         soft_pin_s=soft_pin_s,
+        replicas=wanted_of(where.generation),
+        hosts=len(healthy_hosts(state, each)),
     )
 
 
@@ -168,6 +177,8 @@ def _disk_info(state: State, each: OnDisk) -> ObjectInfo:
         used_s_ago=0.0,
         segments=[],
         disk=_disk_of(state, each.key),
+        replicas=wanted_of(each.generation),
+        hosts=0,
     )
 
 
@@ -185,6 +196,8 @@ def _put_info(state: State, put: Put) -> ObjectInfo:
         created_s_ago=state.now - put.started,
         used_s_ago=state.now - put.started,
         segments=[_name(state, slot.segment) for slot in put.slots],
+        replicas=wanted_of(put.generation),
+        hosts=len(put.slots),
     )
 
 

@@ -79,11 +79,13 @@ class Disk:
 
 
 class Leaving(NamedTuple):
-    """An object to be evicted, when it was used last, and what it takes in memory."""
+    """An object to be evicted, when it was used last, what it takes in memory, and the generation
+    of the copy that is being written."""
 
     object: Object
     used: int
     nbytes: int
+    generation: int
 
 
 class Disks:
@@ -146,8 +148,8 @@ class Disks:
 
     def leave(self, leaving: Leaving) -> None:
         """Take note of an object that is to be evicted once it is on disk."""
-        self.stay(leaving.object.generation)
-        self.leaving[leaving.object.generation] = leaving
+        self.stay(leaving.generation)
+        self.leaving[leaving.generation] = leaving
         self.leaving_bytes += leaving.nbytes
 
     def stay(self, generation: int) -> Leaving | None:

@@ -1,10 +1,12 @@
-"""What nodes are told about their disks, gathered while one request is handled."""
+"""What nodes are told about their disks, and to copy, gathered while one request is handled."""
 
 from __future__ import annotations
 
 from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
+    Copy,
+    CopyItem,
     DropShelved,
     Offload,
     Promote,
@@ -24,6 +26,7 @@ class Errands:
         self._promotions: dict[str, list[Promotion]] = {}
         self._drops: dict[str, tuple[list[bytes], list[int]]] = {}
         self._touches: dict[str, list[bytes]] = {}
+        self._copies: dict[str, list[CopyItem]] = {}
 
     def offload(self, disk: Disk, slot: Slot, generation: int) -> None:
         """Have a node write what a slot holds to its disk."""
@@ -49,12 +52,18 @@ class Errands:
         self.waiting = True
         self._touches.setdefault(disk.peer, []).append(key)
 
+    def copy(self, peer: str, item: CopyItem) -> None:
+        """Have a node fetch an object from another."""
+        self.waiting = True
+        self._copies.setdefault(peer, []).append(item)
+
     def take(self) -> list[tuple[str, Push]]:
         """Return what is to be sent, once."""
         sent: list[tuple[str, Push]] = [
             (peer, Offload(handle, *slots)) for (peer, handle), slots in self._offloads.items()
         ]
         sent += [(peer, Promote(items)) for peer, items in self._promotions.items()]
+        sent += [(peer, Copy(copies)) for peer, copies in self._copies.items()]
         for peer, (keys, generations) in self._drops.items():
             for at in range(0, len(keys), BATCH_ITEMS_MAX):
                 some = slice(at, at + BATCH_ITEMS_MAX)
@@ -64,5 +73,6 @@ class Errands:
                 sent.append((peer, TouchShelved(keys[at : at + BATCH_ITEMS_MAX])))
         for each in (self._offloads, self._promotions, self._drops, self._touches):
             each.clear()
+        self._copies.clear()
         self.waiting = False
         return sent

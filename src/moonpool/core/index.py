@@ -17,6 +17,7 @@ from moonpool.core.messages import Located, Slot
 _COMPACT_MIN = 1024
 _PLACE = struct.Struct("<QQQ")
 _SLOT = struct.Struct("<QII")
+_OWN_SLOT = struct.Struct("<QIIQ")
 _WITH_SLOT = struct.Struct("<QQQQII")
 _PLACES = np.dtype(
     [
@@ -83,7 +84,11 @@ class Object(msgspec.Struct, order=True, gc=False):
     @property
     def slots(self) -> list[Slot]:
         """The places of its replicas."""
-        found = _SLOT.iter_unpack(memoryview(self.place)[_PLACE.size :])
+        place = memoryview(self.place)
+        if len(place) & 1:  # a byte more: the slots have generations of their own
+            owned = _OWN_SLOT.iter_unpack(place[_PLACE.size : -1])
+            return [Slot(segment, index, offset, own) for offset, index, segment, own in owned]
+        found = _SLOT.iter_unpack(place[_PLACE.size :])
         return [Slot(segment, index, offset) for offset, index, segment in found]
 
     @property
@@ -91,9 +96,30 @@ class Object(msgspec.Struct, order=True, gc=False):
         """The generation of its put."""
         return int.from_bytes(self.place[:8], "little")
 
+    def generation_at(self, slot: Slot) -> int:
+        """Return the generation of one of its replicas."""
+        return slot.generation or self.generation
+
     def move(self, slots: list[Slot]) -> None:
-        """Set the places of its replicas."""
-        self.place = self.place[: _PLACE.size] + _packed(slots)
+        """Set the places of its replicas. Where none of its put is left, its generation becomes
+        that of the first."""
+        base = self.generation
+        own = [slot.generation or base for slot in slots]
+        head = self.place[: _PLACE.size]
+        if own and base not in own:
+            base = own[0]
+            head = base.to_bytes(8, "little") + head[8:]
+        if own.count(base) == len(own):
+            self.place = head + _packed(slots)
+            return
+        each = zip(slots, own, strict=True)
+        self.place = b"".join(
+            [
+                head,
+                *(_OWN_SLOT.pack(s.offset, s.index, s.segment, g * (g != base)) for s, g in each),
+                b"\1",
+            ]
+        )
 
 
 def placed(where: Located) -> bytes:

@@ -27,6 +27,8 @@ class LeaseBook:
 
     def __init__(self, leases_max: int, objects_max: int) -> None:
         self.count = 0
+        self.horizon = 0.0
+        """All leases that were taken up to now have ended by then."""
         self._leases_max = leases_max
         self._objects_max = objects_max
         self._peers: dict[str, dict[int, Lease]] = {}
@@ -52,6 +54,8 @@ class LeaseBook:
 
     def take(self, peer: str, number: int, objects: Iterable[Object], expires: float) -> None:
         """Lease objects, prolonging the lease if the peer has one of this number already."""
+        if expires > self.horizon:
+            self.horizon = expires
         leases = self._peers.get(peer)
         if leases is None:
             leases = self._peers[peer] = {}

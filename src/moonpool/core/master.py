@@ -10,6 +10,8 @@ from moonpool.core import (
     awaiting,
     browse,
     codes,
+    copying,
+    draining,
     feed,
     nodes,
     promotion,
@@ -57,15 +59,29 @@ def _tick(state: State, _request: m.Tick, _peer: str) -> None:
     state.expire_soft_pins()
     evict_to_watermark(state)
     promotion.go_on(state)
+    _go_on_copying(state)
     state.handoffs.expire(state.now)
     state.feed.rest(state.now)
 
 
 def _put_end(state: State, request: m.PutEnd, peer: str) -> m.Codes | m.Failed:
+    copied = bool(state.copies.under_way)
     reply = puts.put_end(state, request, peer)
     if state.disks.by_handle:
         promotion.go_on(state)
+    if copied:
+        _go_on_copying(state)
     return reply
+
+
+def _go_on_copying(state: State) -> None:
+    if state.copies.idle:
+        return
+    copying.note_newcomers(state)
+    copying.expire(state)
+    copying.go_on_retiring(state)
+    copying.repair(state)
+    draining.go_on(state)
 
 
 def _changes(state: State, request: m.GetChanges, _peer: str) -> m.Changes:
@@ -107,6 +123,7 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.Shelve: shelving.shelve,
     m.Unshelve: shelving.unshelve,
     m.Prefetch: shelving.prefetch,
+    m.Drain: draining.drain,
     m.WaitersGone: awaiting.gone,
     m.PeerGone: _peer_gone,
     m.Tick: _tick,

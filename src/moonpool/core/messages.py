@@ -91,10 +91,16 @@ class SegmentInfo(Part, frozen=True):
 
 
 class Mount(Message, frozen=True):
-    """A node offers a segment; answered by Mounted. Objects follow in Announce."""
+    """A node offers a segment; answered by Mounted. Objects follow in Announce.
+
+    ``copies``: the node knows Copy and SetDraining. ``draining``: it was told to drain, by this
+    master or one before it.
+    """
 
     segment: SegmentInfo
     generation_max: int = 0
+    copies: bool = False
+    draining: bool = False
 
 
 class Mounted(Message, frozen=True):
@@ -205,6 +211,49 @@ class FenceWriter(Message, frozen=True):
 
     client: str
     generation: int = 0
+
+
+# --- copies and drains ------------------------------------------------------------------------
+
+
+class CopyItem(Part, frozen=True):
+    """An object to fetch from a segment of another node into a slot of one's own, where its
+    generation differs. The node ends it like a put of its own: PutEnd, or PutRevoke."""
+
+    key: bytes
+    parent: bytes
+    size: int
+    checksum: int
+    address: str
+    source: str
+    source_index: int
+    source_offset: int
+    source_generation: int
+    segment: int
+    index: int
+    offset: int
+    capacity: int
+    generation: int
+
+
+class Copy(Message, frozen=True):
+    """Pushed to a node: fetch these from other nodes."""
+
+    items: list[CopyItem]
+
+
+class SetDraining(Message, frozen=True):
+    """Pushed to a node: remember, also over a restart, that it is (not) being drained."""
+
+    on: bool
+
+
+class Drain(Message, frozen=True):
+    """Begin or end the drain of a node: nothing new goes there, and what it holds is copied to
+    others. Answered by Done; how far it is stands in Status."""
+
+    node: str
+    on: bool = True
 
 
 # --- a node's disk ----------------------------------------------------------------------------
@@ -345,11 +394,15 @@ class PutStart(Message, frozen=True):
 
 
 class Slot(Part, frozen=True):
-    """A place in a segment: its handle, the table entry and the payload's offset."""
+    """A place in a segment: its handle, the table entry and the payload's offset.
+
+    ``generation`` is what its pages carry where it is not the object's: in a copy made later.
+    """
 
     segment: int
     index: int
     offset: int
+    generation: int = 0
 
 
 class Grant(Part, frozen=True):
@@ -569,6 +622,10 @@ class ObjectInfo(Part, frozen=True):
     """The node that has it on disk, if one has; without segments it is only there."""
     soft_pin_s: float = 0.0
     """How long it is soft-pinned still; one of these is not ``pinned``."""
+    replicas: int = 1
+    """Copies that were asked for; ``hosts`` has those that there are."""
+    hosts: int = 1
+    """Hosts that have a copy in memory, without those that are being drained."""
 
 
 class Listed(Message, frozen=True):
@@ -636,6 +693,22 @@ class SegmentStatus(Part, frozen=True):
     objects: int
     ready: bool
     pending_bytes: int
+    draining: bool = False
+
+
+class DrainStatus(Part, frozen=True):
+    """How far the drain of a node is: what its memory still holds and how many bytes of it are on
+    their way. ``stuck``: objects for which there is no room elsewhere. ``disk_only``: objects that
+    only its disk has, which stay there. ``empty``: it may be stopped."""
+
+    node: str
+    since_s: float
+    objects: int
+    nbytes: int
+    copying_bytes: int
+    stuck: int
+    disk_only: int
+    empty: bool
 
 
 class DiskStatus(Part, frozen=True):
@@ -663,6 +736,13 @@ class Status(Message, frozen=True):
     counters: dict[str, int]
     disks: list[DiskStatus] = []
     disk_only: int = 0
+    drains: list[DrainStatus] = []
+    thin: int = 0
+    """Objects that are on fewer hosts than they were put for."""
+    spare: int = 0
+    """Objects with copies beyond that, because they are read much."""
+    copying: int = 0
+    """Objects on their way from node to node."""
 
 
 # --- events of the service around the state machine, never on the wire -------------------------
@@ -722,6 +802,7 @@ Request = (
     | Shelve
     | Unshelve
     | Prefetch
+    | Drain
 )
 """What a peer may send."""
 
@@ -745,5 +826,5 @@ Reply = (
 )
 """What the master answers."""
 
-Push = DropSlots | FenceWriter | Offload | Promote | DropShelved | TouchShelved
+Push = DropSlots | FenceWriter | Offload | Promote | DropShelved | TouchShelved | Copy | SetDraining
 """What the master sends to a node unasked."""

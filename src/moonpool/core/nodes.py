@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from moonpool.core import codes
+from moonpool.core import codes, copying, draining
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
+from moonpool.core.copies import is_spare, is_tagged, wanted_of
 from moonpool.core.index import Object
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
@@ -24,7 +25,8 @@ from moonpool.core.messages import (
     Unmount,
     WriterGone,
 )
-from moonpool.core.puts import add_put, client_gone, writer_gone
+from moonpool.core.pending import add_put
+from moonpool.core.puts import client_gone, writer_gone
 from moonpool.core.segments import Put, Segment
 from moonpool.core.shelving import drop_disk
 from moonpool.core.sizes import PAGE_BYTES
@@ -56,6 +58,8 @@ def mount(state: State, request: Mount, peer: str) -> Mounted | Failed:
         drop_segment(state, before)
     state.generation = max(state.generation, request.generation_max)
     segment = state.segments.mount(info, peer)
+    segment.copies = request.copies
+    draining.mounted(state, segment, draining=request.draining)
     _take_back_places(state, segment)
     state.counters["mounted"] += 1
     return Mounted(segment.handle, state.epoch)
@@ -149,40 +153,63 @@ def _is_sane(found: Found) -> bool:
 
 
 def adopt(state: State, segment: Segment, found: Found) -> bool:
-    """Make a found object readable, unless a newer one of its key is known."""
+    """Make a found object readable, unless a newer one of its key is known.
+
+    A copy of the one that is known is added, as far as copies are wanted.
+    """
     known = state.index.find(found.key)
-    if known is not None and known.generation >= found.generation:
-        return known.generation == found.generation and _add_replica(state, segment, found, known)
+    if known is not None:
+        if _is_wanted_copy(state, segment, found, known):
+            return _add_replica(state, segment, found, known)
+        if known.generation >= found.generation or _has_copies(known):
+            return False
     slot = segment.reserve(found.index, found.offset, found.capacity)
     if slot is None:
         return False
     if known is not None:
         for old in known.slots:
-            state.drop_slot(old, known.generation)
+            state.drop_slot(old, known.generation_at(old))
         state.remove_object(known)
         state.counters["announce_replaced"] += 1
     state.generation = max(state.generation, found.generation)
     where = Located(found.size, found.checksum, found.generation, [slot])
-    state.add_object(found.key, found.parent, where, pinned=False)
+    added = state.add_object(found.key, found.parent, where, pinned=False)
+    if is_tagged(found.generation):
+        copying.note(state, added, state.config.repair_after_s)
     return True
 
 
-def _add_replica(state: State, segment: Segment, found: Found, known: Object) -> bool:
+def _is_wanted_copy(state: State, segment: Segment, found: Found, known: Object) -> bool:
+    """Tell whether what was found is of the same bytes and one of the copies that there are to
+    be."""
     where = known.where
     if (where.size, where.checksum) != (found.size, found.checksum):
         return False
-    for slot in where.slots:
+    if found.generation == known.generation and not _has_copies(known):
+        return True
+    hosts = copying.healthy_hosts(state, known)
+    if segment.draining or segment.host in hosts:
+        return False
+    return len(hosts) < wanted_of(known.generation) or is_spare(found.generation)
+
+
+def _has_copies(known: Object) -> bool:
+    """Tell whether an object has copies that were made after its put."""
+    return any(slot.generation for slot in known.slots)
+
+
+def _add_replica(state: State, segment: Segment, found: Found, known: Object) -> bool:
+    slots = known.slots
+    for slot in slots:
         if slot.segment == segment.handle:
             return (slot.index, slot.offset) == (found.index, found.offset)
-    beside = where.slots[0]
-    space = state.segments.by_handle[beside.segment].space
-    if space.capacity_at(beside.offset) != found.capacity:
-        return False
     added = segment.reserve(found.index, found.offset, found.capacity)
     if added is None:
         return False
+    state.generation = max(state.generation, found.generation)
     segment.own(added.offset, known)
-    known.move([*where.slots, added])
+    known.move([*slots, Slot(added.segment, added.index, added.offset, found.generation)])
+    copying.note(state, known, state.config.repair_after_s)
     return True
 
 
@@ -231,13 +258,16 @@ def damaged(state: State, request: Damaged, peer: str) -> Done | Failed:
         return segment
     for offset, generation in zip(request.offsets, request.generations, strict=False):
         owner = segment.found_at(offset)
-        if isinstance(owner, Object) and owner.generation == generation:
+        if not isinstance(owner, Object):
+            continue
+        here = [slot for slot in owner.slots if slot.segment == segment.handle]
+        if owner.generation_at(here[0]) == generation:
             state.counters["damaged_objects"] += 1
-            here = [slot for slot in owner.slots if slot.segment == segment.handle]
             rest = [slot for slot in owner.slots if slot.segment != segment.handle]
             if rest:
                 owner.move(rest)
                 segment.release(here[0])
+                copying.note(state, owner)
             else:
                 state.remove_object(owner)
     return Done()
@@ -249,6 +279,8 @@ def unmount(state: State, request: Unmount, peer: str) -> Done | Failed:
     if isinstance(segment, Failed):
         return segment
     drop_segment(state, segment)
+    if not state.segments.of_node(segment.info.node):
+        draining.node_left(state, segment.info.node)
     return Done()
 
 
@@ -256,9 +288,11 @@ def node_gone(state: State, peer: str) -> None:
     """A node's session is over: what only it held is gone at once."""
     for segment in state.segments.of_peer(peer):
         drop_segment(state, segment)
+    copying.node_gone(state, peer)
     disk = state.disks.by_peer.get(peer)
     if disk is not None:
         drop_disk(state, disk)
+    if disk is not None or peer in state.pending_bytes:
         client_gone(state, peer)
 
 
@@ -279,6 +313,8 @@ def _lose_replica(state: State, segment: Segment, owner: Object) -> None:
     if not rest:
         state.counters["lost_objects"] += 1
         state.remove_object(owner)
+    elif is_tagged(owner.generation):
+        copying.note(state, owner, state.config.repair_after_s)
 
 
 def _lose_place(state: State, segment: Segment, put: Put) -> None:

@@ -54,7 +54,7 @@ def before_eviction(state: State, coldest: Object) -> int:
         return BUSY
     space = state.segments.by_handle[slot.segment].space
     nbytes = space.capacity_at(slot.offset) or 0
-    state.disks.leave(Leaving(coldest, coldest.used, nbytes))
+    state.disks.leave(Leaving(coldest, coldest.used, nbytes, coldest.generation_at(slot)))
     _ask_parents(state, coldest)
     return LATER
 
@@ -113,13 +113,13 @@ def _is_worth_it(each: Object, disk: Disk) -> bool:
 
 def _ask(state: State, each: Object, slot: Slot, disk: Disk) -> bool:
     """Have the node write an object; False if as much is on its way as may be."""
-    size = each.where.size
-    if each.generation in disk.asked:
+    size, generation = each.where.size, each.generation_at(slot)
+    if generation in disk.asked:
         return True
     if disk.asked and disk.asked_bytes + size > disk.info.offload_bytes:
         state.counters["offload_refused"] += 1
         return False
-    disk.ask(each.generation, size)
+    disk.ask(generation, size)
     state.counters["offloads"] += 1
-    state.errands.offload(disk, slot, each.generation)
+    state.errands.offload(disk, slot, generation)
     return True

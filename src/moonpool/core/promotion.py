@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from moonpool.core import codes
 from moonpool.core.checks import space_needed
+from moonpool.core.copies import wanted_of
 from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.messages import Located, Promotion, Slot
-from moonpool.core.puts import add_put
+from moonpool.core.pending import add_put
 from moonpool.core.room import make_room
 from moonpool.core.segments import Placement, Put
 from moonpool.core.state import State
@@ -76,9 +77,8 @@ def start(state: State, found: OnDisk) -> int:
     if place is None:
         return NO_ROOM
     capacity, slot = place
-    state.generation += 1
     put = Put(
-        state.generation,
+        state.next_generation(wanted_of(found.generation)),
         found.key,
         found.size,
         found.parent,

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
-from moonpool.core import codes, offload
+from moonpool.core import codes, copying, offload
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
+from moonpool.core.copies import is_tagged
 from moonpool.core.index import Object
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
@@ -32,13 +33,13 @@ from moonpool.core.messages import (
     PutStarted,
     Slot,
 )
+from moonpool.core.pending import add_put, give_up
 from moonpool.core.room import make_room
 from moonpool.core.segments import Placement, Put, Segment
 from moonpool.core.state import VALUE_SIZES, State
 
 _INVALID = Grant(codes.INVALID)
 _EXISTS = Grant(codes.EXISTS)
-_QUEUE_SLACK = 4096
 
 
 def put_start(state: State, request: PutStart, peer: str) -> PutStarted | Failed:
@@ -66,7 +67,7 @@ class _Starter:
         self.state = state
         self.request = request
         self.peer = peer
-        self.placement = Placement(state.segments.ready(), request.preferred)
+        self.placement = Placement(state.segments.open(), request.preferred)
         # Where no room could be made for one item, none is looked for again for a larger one.
         self.hopeless = U64_MAX
         asked = request.soft_pin_s
@@ -129,8 +130,10 @@ class _Starter:
 
     def begin(self, item: PutItem, capacity: int, slots: list[Slot]) -> Grant:
         state = self.state
-        state.generation += 1
-        generation = state.generation
+        replicas = self.request.replicas
+        generation = state.next_generation(replicas)
+        if len(slots) < replicas:
+            state.counters["put_thin"] += 1
         put = Put(
             generation,
             item.key,
@@ -171,17 +174,6 @@ class _Starter:
         )
 
 
-def add_put(state: State, put: Put) -> None:
-    """Take note of a put and of the space its client ties up."""
-    state.puts[put.generation] = put
-    pending = state.pending_bytes
-    pending[put.client] = pending.get(put.client, 0) + put.capacity
-    if len(state.put_queue) > _QUEUE_SLACK + 2 * len(state.puts):
-        alive = [each for each in state.put_queue if not each.resolved]
-        state.put_queue.clear()
-        state.put_queue.extend(alive)
-
-
 def put_end(state: State, request: PutEnd, peer: str) -> Codes | Failed:
     """Make objects readable."""
     generations, checksums = request.generations, request.checksums
@@ -205,14 +197,16 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
         return codes.ILLEGAL_CLIENT
     if not 0 <= checksum <= U64_MAX:
         return codes.INVALID
+    if generation in state.copies.under_way:
+        return copying.ended(state, put, checksum)
     if put.discarded:
         state.counters["put_late"] += 1
-        _give_up(state, put)
+        give_up(state, put)
         return codes.INVALID_WRITE
     if state.index.find(put.key) is not None:
         # A node came back with the object meanwhile.
         state.counters["put_exists"] += 1
-        _give_up(state, put)
+        give_up(state, put)
         return codes.EXISTS
     slots, put.slots = put.slots, []
     state.resolve_put(put)
@@ -223,17 +217,12 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
         state.soft.add(added, state.now + put.soft_pin_s)
     if state.disks.by_handle and added.key not in state.disks.objects:
         offload.was_put(state, added)
+    if is_tagged(generation):
+        copying.note(state, added)
     state.counters["puts"] += 1
     state.counters["put_bytes"] += put.size
     state.value_sizes[bisect_left(VALUE_SIZES, put.size)] += 1
     return codes.OK
-
-
-def _give_up(state: State, put: Put) -> None:
-    """Free a put's places; its client has ended it. The nodes forget what it sealed there."""
-    for slot in put.slots + put.held:
-        state.drop_slot(slot, put.generation)
-    state.resolve_put(put)
 
 
 def put_revoke(state: State, request: PutRevoke, peer: str) -> Codes | Failed:
@@ -249,7 +238,7 @@ def put_revoke(state: State, request: PutRevoke, peer: str) -> Codes | Failed:
             code = codes.ILLEGAL_CLIENT
         else:
             state.counters["put_revoked"] += 1
-            _give_up(state, put)
+            copying.failed(state, put)
             code = codes.OK
         revoked.append(code)
     return Codes(revoked)

@@ -66,8 +66,9 @@ def _take_out(state: State, found: Object) -> None:
     if shelved is not None:
         state.drop_shelved(shelved)
     # What a node is still writing to its disk must not come back.
-    for disk in state.disks.by_handle.values():
-        disk.answered(found.generation)
     for slot in found.slots:
-        state.drop_slot(slot, found.generation)
+        generation = found.generation_at(slot)
+        for disk in state.disks.by_handle.values():
+            disk.answered(generation)
+        state.drop_slot(slot, generation)
     state.remove_object(found)

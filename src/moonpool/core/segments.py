@@ -40,7 +40,7 @@ class Put(msgspec.Struct, eq=False):
 class Segment:
     """A mounted segment: its space with what lies at each offset, and its table."""
 
-    __slots__ = ("handle", "info", "peer", "ready", "space", "table")
+    __slots__ = ("copies", "draining", "handle", "info", "peer", "ready", "space", "table")
 
     def __init__(self, info: SegmentInfo, peer: str) -> None:
         self.info = info
@@ -49,6 +49,14 @@ class Segment:
         self.space = SlabAllocator(info.data_bytes)
         self.table = SlotTable(info.slots)
         self.ready = False
+        self.copies = False
+        """Whether its node can fetch from others."""
+        self.draining = False
+
+    @property
+    def host(self) -> str:
+        """What it shares its fate with; a node that cannot tell stands for itself."""
+        return self.info.host or self.info.node
 
     @property
     def name(self) -> tuple[str, str]:
@@ -135,19 +143,27 @@ class Segments:
         """Return the segments that a node's process has mounted."""
         return [each for each in self.by_handle.values() if each.peer == peer]
 
+    def of_node(self, node: str) -> list[Segment]:
+        """Return the segments of the node of this name."""
+        return [each for each in self.by_handle.values() if each.info.node == node]
+
     def ready(self) -> list[Segment]:
-        """Return the segments that take puts."""
+        """Return the segments that have announced all they hold."""
         return [each for each in self.by_handle.values() if each.ready]
+
+    def open(self) -> list[Segment]:
+        """Return the segments that take puts."""
+        return [each for each in self.by_handle.values() if each.ready and not each.draining]
 
     def total_bytes(self) -> int:
         """Return the space of the ready segments together."""
         return sum(each.space.total_bytes for each in self.ready())
 
     def fill_ratio(self, less_bytes: int = 0) -> float:
-        """Return how full the ready segments are together, by space (``less_bytes`` of it do not
+        """Return how full the open segments are together, by space (``less_bytes`` of it do not
         count) or by table entries."""
         used = total = entries_used = entries = 0
-        for each in self.ready():
+        for each in self.open():
             used += each.space.filled_bytes
             total += each.space.total_bytes
             entries_used += each.table.used
@@ -170,22 +186,26 @@ class Placement:
         return shunned, -segment.free_ratio(), segment.handle, segment
 
     def take(self, size: int, replicas: int) -> tuple[int, list[Slot]]:
-        """Take up to ``replicas`` places on as many segments; return (capacity, places)."""
+        """Take up to ``replicas`` places on as many hosts; return (capacity, places)."""
         if self._single is not None:
             slot = self._single.take(size)
             return self._single.space.capacity_of(size), [] if slot is None else [slot]
         capacity = 0
         slots: list[Slot] = []
         tried: list[Segment] = []
+        hosts: set[str] = set()
         while self._heap and len(slots) < replicas:
             segment = heappop(self._heap)[3]
             tried.append(segment)
+            if segment.host in hosts:
+                continue
             # All replicas are described by one capacity; very small segments cut it otherwise.
             if not slots or segment.space.capacity_of(size) == capacity:
                 slot = segment.take(size)
                 if slot is not None:
                     capacity = segment.space.capacity_of(size)
                     slots.append(slot)
+                    hosts.add(segment.host)
         for segment in tried:
             heappush(self._heap, self._entry(segment))
         return capacity, slots

@@ -57,12 +57,25 @@ class MasterConfig:
     handoff_grace_s: float = 2.0
     """How long a prefill engine may be without a connection before its handoffs have failed."""
 
+    copy_rate: float = 1e9
+    """Bytes a second of copies from node to node; 0: any."""
+    copy_burst_s: float = 0.25
+    """For so long they may make up for what they did not use."""
+    copy_bytes_max: int = 64 << 20
+    """Bytes of copies on their way to and from one node, and at most an object more."""
+    copy_timeout_s: float = 60.0
+    """A copy of which nothing is heard for so long is begun anew."""
+    copy_retry_s: float = 1.0
+    """When to look again at an object that could not be copied."""
+    repair_after_s: float = 5.0
+    """How long a host may be away before what it had is copied elsewhere."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool | str):
                 continue
-            if not math.isfinite(value) or value <= 0:
+            if not math.isfinite(value) or value < 0 or (not value and field.name != "copy_rate"):
                 raise ConfigError(f"{field.name} = {value}: must be above 0")
         if self.eviction not in POLICIES:
             raise ConfigError(f"eviction = {self.eviction!r}: one of {', '.join(POLICIES)}")

@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from typing import Final
 
+from moonpool.core.copies import Copies, next_generation
 from moonpool.core.disks import Disks, OnDisk
 from moonpool.core.errands import Errands
 from moonpool.core.eviction import make_policy
@@ -45,6 +46,7 @@ class State:
         self.index = Index(Marks() if marks is None else marks, self.disks.objects)
         self.eviction = make_policy(config.eviction, self.segments.total_bytes)
         self.soft = SoftPins()
+        self.copies = Copies()
         self.feed = Feed()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
         self.handoffs = Handoffs(config)
@@ -89,6 +91,11 @@ class State:
     def ago(self, stamp: int) -> float:
         """Return how many seconds ago a stamp was made."""
         return max(0.0, self.now - stamp / STAMPS_PER_S)
+
+    def next_generation(self, wanted: int = 1, *, spare: bool = False) -> int:
+        """Return the generation of a new slot of an object of which so many copies are wanted."""
+        self.generation = next_generation(self.generation, wanted, spare=spare)
+        return self.generation
 
     def push(self, peer: str, message: Push) -> None:
         """Send something to a node with the present answer."""
@@ -149,6 +156,8 @@ class State:
         slots = removed.slots
         if removed.pinned:
             self.soft.forget(removed)
+        if self.copies.thin or self.copies.spares:
+            self.copies.forget(removed)
         eviction = self.eviction
         if eviction.counts:
             eviction.removed(removed)

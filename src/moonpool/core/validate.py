@@ -13,10 +13,12 @@ def validate(state: State) -> None:
     objects = list(state.index)
     state.index.validate()
     state.leases.validate(objects)
-    state.eviction.validate(objects, state.disks.leaving)
+    leaving = {each.object.generation for each in state.disks.leaving.values()}
+    state.eviction.validate(objects, leaving)
     state.soft.validate(objects)
     state.disks.validate((each.key for each in objects), state.puts)
     state.handoffs.validate()
+    state.copies.validate()
     _validate_puts(state)
     _validate_places(state, objects)
     _validate_absent(state)
@@ -59,8 +61,8 @@ def _validate_places(state: State, objects: list[Object]) -> None:
         assert len({slot.segment for slot in slots}) == len(slots)
         spaces = [(state.segments.by_handle[slot.segment].space, slot) for slot in slots]
         capacities = {space.capacity_at(slot.offset) for space, slot in spaces}
-        assert len(capacities) <= 1
         assert capacity is None or capacities <= {capacity}
+        assert isinstance(owner, Put) or min(capacities) >= owner.size
         for slot in slots:
             assert slot.offset not in expected[slot.segment]
             expected[slot.segment][slot.offset] = (slot, owner)

@@ -32,6 +32,7 @@ class PoolCollector(Collector):
         yield from _pool(status)
         yield from _segments(status)
         yield from _disks(status)
+        yield from _drains(status)
         for name, count in sorted(status.counters.items()):
             yield CounterMetricFamily(f"moonpool_{name}", f"{name} since start.", value=count)
         yield from _requests(self._service.counts)
@@ -68,6 +69,9 @@ def _pool(status: Status) -> Iterator[Metric]:
         ("pending_bytes", "Space that waits for a writer to be gone.", pending),
         ("objects", "Objects in memory.", status.objects),
         ("disk_only_objects", "Objects that are on a disk only.", status.disk_only),
+        ("thin_objects", "Objects on fewer hosts than they were put for.", status.thin),
+        ("spare_objects", "Objects with more copies, as they are read much.", status.spare),
+        ("copying_objects", "Objects on their way from node to node.", status.copying),
         ("puts_in_progress", "Puts that were started and not ended.", status.puts_in_progress),
         ("leases", "Live leases.", status.leases),
         ("clients", "Clients that are connected.", status.clients),
@@ -110,6 +114,22 @@ def _disks(status: Status) -> Iterator[Metric]:
             family.add_metric((disk.info.node, disk.info.policy), values[what])
         if status.disks:
             yield family
+
+
+def _drains(status: Status) -> Iterator[Metric]:
+    families = [
+        ("objects", "Objects and puts that a node still has, which is being drained."),
+        ("nbytes", "Their bytes."),
+        ("copying_bytes", "Of these on their way to other nodes."),
+        ("stuck", "Objects for which other nodes have no room."),
+        ("disk_only", "Objects that only its disk has."),
+    ]
+    for name, about in families if status.drains else ():
+        shown = "bytes" if name == "nbytes" else name
+        family = GaugeMetricFamily(f"moonpool_drain_{shown}", about, labels=("node",))
+        for each in status.drains:
+            family.add_metric((each.node,), getattr(each, name))
+        yield family
 
 
 def _requests(counts: Counts) -> Iterator[Metric]:

@@ -19,6 +19,7 @@ from moonpool.core.messages import (
     Announce,
     AnnouncePacked,
     Damaged,
+    Drain,
     Failed,
     GetStatus,
     Hello,
@@ -59,7 +60,7 @@ LOG_LINES_PER_S = 10
 NODE_ONLY = frozenset(
     {Mount, Announce, AnnouncePacked, Damaged, Unmount, WriterGone, MountDisk, Shelve, Unshelve}
 )
-CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll, Tell}
+CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll, Tell, Drain}
 REQUEST_KINDS: tuple[type[Request], ...] = get_args(Request)
 
 log = logging.getLogger("moonpool.master")

@@ -19,6 +19,8 @@ import uvloop
 from moonpool.config import NodeConfig, default_segment_dir
 from moonpool.config_values import is_loopback
 from moonpool.errors import ConfigError
+from moonpool.node.copier import Copier
+from moonpool.node.copying import NodeCopies
 from moonpool.node.disk import NodeDisk
 from moonpool.node.onesided import OneSided, starter
 from moonpool.node.server import DataServer
@@ -29,6 +31,7 @@ from moonpool.node.tiering import disk_info, open_tier
 from moonpool.node.touch import Toucher
 from moonpool.node.verifying import Verifier
 from moonpool.node.writers import Writers
+from moonpool.ssd.pace import Pace
 from moonpool.transport import huge
 
 _log = logging.getLogger(__name__)
@@ -81,9 +84,11 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
     )
     writers = Writers()
     onesided = OneSided(storage, config.engines, starter(config, name))
+    pace = Pace()
     server = DataServer(
-        storage, writers, config.host, config.port, token=config.token, onesided=onesided
+        storage, writers, config.host, config.port, token=config.token, onesided=onesided, pace=pace
     )
+    copier = Copier(writers, pace, config.token)
     toucher: Toucher | None = None
     tier: Tier | None = None
     served = False
@@ -98,14 +103,17 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
             toucher = Toucher(storage.segments(), collapse=collapse)
             toucher.start()
         server.start()
+        copier.start()
         onesided.prepare()
         served = True
         disk = None if tier is None else NodeDisk(tier, disk_info(config, name))
-        async with _session(config, storage, writers, address, server, disk) as running:
+        copies = NodeCopies(copier)
+        async with _session(config, storage, writers, address, server, disk, copies) as running:
             yield running
     finally:
         if toucher is not None:
             toucher.close()
+        await asyncio.to_thread(copier.close)
         await asyncio.to_thread(onesided.close)
         await asyncio.to_thread(server.close)
         if tier is not None:
@@ -122,6 +130,7 @@ async def _session(
     address: str,
     server: DataServer,
     disk: NodeDisk | None,
+    copies: NodeCopies,
 ) -> AsyncIterator[Running]:
     _log.info("node %s serves at %s", storage.name, address)
     if not config.token and not is_loopback(config.host):
@@ -144,6 +153,7 @@ async def _session(
         token=config.token,
         on_ready=ready,
         disk=disk,
+        copies=copies,
     )
     verifier = Verifier(storage, session.damaged)
     tasks = [asyncio.create_task(session.run()), asyncio.create_task(_beating(storage))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from moonpool.node.writers import Writers
 from moonpool.node.writing import begin, places_of
 from moonpool.protocol import data
 from moonpool.protocol.versions import negotiate
+from moonpool.ssd.pace import Pace
 from moonpool.transport import copy
 from moonpool.transport.base import I64, U64, Pieces, Places
 from moonpool.transport.batch import chosen
@@ -34,6 +36,8 @@ REQUEST_S = 30.0
 BYTES_PER_S_MIN = 8 * 1024 * 1024
 """A transfer may take REQUEST_S and what this rate needs."""
 SCRATCH_BYTES = 1024 * 1024
+NODE_PREFIX = "node/"
+"""What the names of nodes' sessions begin with."""
 
 _BAD = InvalidArgumentError.code
 _GONE = NotFoundError.code
@@ -67,7 +71,10 @@ class Handler:
         writers: Writers,
         token: str = "",
         onesided: OneSided | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        """pace: is told while bytes are read, so that what may wait does."""
+        self._pace = pace or Pace()
         self._wire = wire
         self._token = token
         self._trusted = False
@@ -86,7 +93,8 @@ class Handler:
             payload = self._wire.receive()
             request = data.decode_any_request(payload)
             if isinstance(request, data.ReadBatch):
-                self._read(request)
+                with self._first():
+                    self._read(request)
             elif isinstance(request, data.WriteBatch):
                 with self._writers.writing(self.client, self._wire):
                     self._write(request)
@@ -146,6 +154,10 @@ class Handler:
         self._wire.within(REQUEST_S + float(sizes.sum(dtype=np.float64)) / BYTES_PER_S_MIN)
 
     # --- reading ------------------------------------------------------------------------------
+
+    def _first(self) -> AbstractContextManager[None]:
+        """Have copies wait, unless it is another node that reads, for one."""
+        return nullcontext() if self.client.startswith(NODE_PREFIX) else self._pace.reading()
 
     def _read(self, request: data.ReadBatch) -> None:
         segment = self._segment(request.segment)

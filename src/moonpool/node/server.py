@@ -12,6 +12,7 @@ from moonpool.node.handler import Handler, Shelf
 from moonpool.node.onesided import OneSided
 from moonpool.node.writers import Writers
 from moonpool.protocol import data
+from moonpool.ssd.pace import Pace
 from moonpool.transport.wire import Wire
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class DataServer:
     """Serves a node's segments at ``host:port`` (port 0: any) from ``start`` until ``close``.
 
     token: what peers must say before they may do anything; empty: nothing. onesided: the engines
-    by which clients may read the segments themselves.
+    by which clients may read the segments themselves. pace: holds copies back while clients read.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class DataServer:
         connections_max: int = CONNECTIONS_MAX,
         token: str = "",
         onesided: OneSided | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._onesided = onesided
+        self._pace = pace or Pace()
         self._shelf = shelf
         self._writers = writers
         self._token = token
@@ -113,7 +116,7 @@ class DataServer:
         wire.close()
 
     def _serve(self, wire: Wire, peer: str) -> None:
-        handler = Handler(wire, self._shelf, self._writers, self._token, self._onesided)
+        handler = Handler(wire, self._shelf, self._writers, self._token, self._onesided, self._pace)
         try:
             handler.run()
         except TransferError as error:

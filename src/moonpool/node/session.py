@@ -16,6 +16,7 @@ from moonpool.core.messages import (
     Announce,
     Announced,
     AnnouncePacked,
+    Copy,
     Damaged,
     Done,
     DropSlots,
@@ -26,13 +27,16 @@ from moonpool.core.messages import (
     Push,
     SegmentInfo,
     Segments,
+    SetDraining,
     Unmount,
     Welcome,
     WriterGone,
 )
 from moonpool.errors import MasterUnreachableError, MoonpoolError, NotLeaderError
 from moonpool.ha.seeker import HOPS_MAX, Seeker
+from moonpool.node.copying import NodeCopies
 from moonpool.node.disk import NodeDisk
+from moonpool.node.handler import NODE_PREFIX
 from moonpool.node.link import CONNECT_S, REQUEST_S, Link, hello
 from moonpool.node.storage import Storage
 from moonpool.node.writers import Writers
@@ -43,9 +47,9 @@ from moonpool.transport.segment import Segment
 _log = logging.getLogger(__name__)
 
 ANNOUNCE_OBJECTS = 2000
-PACKED_OBJECTS = 8192
+PACKED_OBJECTS = 16_384
 BACK_OFF_FIRST_S = 0.1
-BACK_OFF_MAX_S = 0.5
+BACK_OFF_MAX_S = 0.25
 PING_S = 5.0
 FOLLOW_PING_S = 0.5
 """The same where another master may lead any moment; and:"""
@@ -71,12 +75,14 @@ class MasterSession:
         token: str = "",
         on_ready: Callable[[], None] = lambda: None,
         disk: NodeDisk | None = None,
+        copies: NodeCopies | None = None,
     ) -> None:
+        self._copies = copies
         self._seeker = Seeker(master)
         self._storage = storage
         self._writers = writers
         self._address = address
-        self._hello = hello(f"node/{storage.name}/{secrets.token_hex(8)}", token)
+        self._hello = hello(f"{NODE_PREFIX}{storage.name}/{secrets.token_hex(8)}", token)
         self._on_ready = on_ready
         self._disk = disk
         self._by_handle: dict[int, Segment] = {}
@@ -115,10 +121,14 @@ class MasterSession:
         """Have one session, from connecting to its end."""
         if self._disk is not None:
             await self._disk.rest()
+        if self._copies is not None:
+            await self._copies.rest()
         link, welcome = await self._open()
         old = self._writers.snapshot()
         ping = asyncio.create_task(self._ping(link))
         try:
+            if self._copies is not None:
+                await self._copies.begin(link, self._hello.peer)
             await self._mount_all(link, welcome.version)
             if self._disk is not None:
                 await self._disk.mount(link, welcome, self._hello.peer)
@@ -191,7 +201,10 @@ class MasterSession:
     async def _mount(
         self, link: Link, version: int, info: SegmentInfo, segment: Segment, contents: Scan
     ) -> None:
-        mounted = await link.request(Mount(info, contents.generation_max), Mounted)
+        copies, draining = self._copies is not None, self._storage.draining
+        mounted = await link.request(
+            Mount(info, contents.generation_max, copies, draining), Mounted
+        )
         self._by_handle[mounted.handle] = segment
         rejected: dict[int, int] = {}
         for piece in pieces(contents, mounted.handle, version):
@@ -223,6 +236,8 @@ class MasterSession:
         ]
         if self._disk is not None:
             helpers.append(asyncio.create_task(self._disk.report(link)))
+        if self._copies is not None:
+            helpers.append(asyncio.create_task(self._copies.report(link)))
         try:
             waiting: set[asyncio.Task[object]] = {link.ended, *helpers}
             while not link.ended.done():
@@ -275,6 +290,11 @@ class MasterSession:
                 segment.drop(push.indexes, push.generations)
         elif isinstance(push, FenceWriter):
             self._writers.fence(push.client, push.generation)
+        elif isinstance(push, SetDraining):
+            self._storage.set_draining(on=push.on)
+        elif isinstance(push, Copy):
+            if self._copies is not None:
+                self._copies.obey(push, self._by_handle)
         elif self._disk is not None:
             self._disk.obey(push, self._by_handle)
 

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 SIZE_MIN = 1024 * 1024
 STALE_AFTER_S = 600.0
 NAME_CHARS_MAX = 100
+DRAINING = "draining"
+"""A file of this name beside the segments says, also after a kill, that the node is drained."""
 
 
 @dataclass
@@ -107,6 +109,7 @@ class Storage:
             held.segment.close()
         self._held.clear()
         if delete:
+            (self.directory / DRAINING).unlink(missing_ok=True)
             for path in self._old_users:
                 path.unlink(missing_ok=True)
             self._remove_empty()
@@ -122,6 +125,22 @@ class Storage:
         for held in self._held.values():
             with contextlib.suppress(OSError):
                 os.utime(held.segment.path)
+
+    @property
+    def draining(self) -> bool:
+        """Whether the node was told to drain."""
+        return (self.directory / DRAINING).exists()
+
+    def set_draining(self, *, on: bool) -> None:
+        """Remember whether the node is being drained."""
+        try:
+            if on:
+                (self.directory / DRAINING).touch(mode=0o600)
+            else:
+                (self.directory / DRAINING).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("%s: %s", self.directory / DRAINING, error)
+        _log.info("the node is %s", "being drained" if on else "in use")
 
     # --- what there is ------------------------------------------------------------------------
 

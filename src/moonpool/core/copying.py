@@ -1,0 +1,305 @@
+"""Copies from node to node: which are begun, and what becomes of them.
+
+The target's space is granted, owned and taken back like that of a put by the target's node, as in
+a read from disk. The source is read as by any reader, so that whatever happens to it meanwhile is
+noticed; what arrives counts only if the object is still the one that it was copied from.
+"""
+
+from __future__ import annotations
+
+from moonpool.core import codes, offload
+from moonpool.core.checks import space_needed
+from moonpool.core.copies import DRAIN, REPAIR, Copy, is_spare, wanted_of
+from moonpool.core.index import Object
+from moonpool.core.messages import CopyItem, Slot
+from moonpool.core.pending import add_put, give_up
+from moonpool.core.room import make_room
+from moonpool.core.segments import Put, Segment
+from moonpool.core.state import State
+
+STARTED, BUSY, NO_ROOM, NO_HOST = range(4)
+"""What came of a wish for a copy: it is on its way; as much is under way as may be; there is no
+room; there is no other host."""
+LOOKED_AT_MAX = 256
+"""Objects looked at in a turn."""
+
+
+def healthy_hosts(state: State, each: Object) -> set[str]:
+    """Return the hosts that have an object and are not being drained."""
+    segments = [state.segments.by_handle[slot.segment] for slot in each.slots]
+    return {segment.host for segment in segments if not segment.draining}
+
+
+def note(state: State, each: Object, wait_s: float = 0.0) -> None:
+    """Take note of whether an object is on too few hosts; it is seen to after ``wait_s``."""
+    thin = state.copies.thin
+    if len(healthy_hosts(state, each)) >= wanted_of(each.generation):
+        thin.pop(each, None)
+    elif each not in thin:
+        thin[each] = state.now + wait_s
+    spares = state.copies.spares
+    if any(is_spare(each.generation_at(slot)) for slot in each.slots):
+        spares[each] = None
+    else:
+        spares.pop(each, None)
+
+
+def note_newcomers(state: State) -> None:
+    """Take note of the objects that a master found when it started."""
+    newcomers, state.copies.newcomers = state.copies.newcomers, []
+    for each in newcomers:
+        if each.alive:
+            note(state, each, state.config.repair_after_s)
+
+
+def begin(state: State, each: Object, why: str, *, spare: bool = False) -> int:
+    """Have a copy made on another host, if that can be done now."""
+    copies = state.copies
+    if each in copies.busy or not _may_begin(state):
+        return BUSY
+    hosts = healthy_hosts(state, each)
+    targets = [s for s in state.segments.open() if s.copies and s.host not in hosts]
+    if not targets:
+        return NO_HOST
+    source = _source(state, each)
+    free = [s for s in targets if not _is_full(state, s.peer)]
+    if source is None or not free:
+        return BUSY
+    place = _place(state, each, free, spare=spare)
+    if place is None:
+        return NO_ROOM if len(free) == len(targets) else BUSY
+    _start(state, each, source, place, why, spare=spare)
+    return STARTED
+
+
+def _may_begin(state: State) -> bool:
+    """Tell whether the bandwidth that copies may take leaves some for one more."""
+    copies, rate = state.copies, state.config.copy_rate
+    if not rate:
+        return True
+    passed = state.now - copies.credited_at
+    copies.credited_at = state.now
+    copies.credit = min(copies.credit + passed * rate, rate * state.config.copy_burst_s)
+    return copies.credit > 0
+
+
+def _is_full(state: State, peer: str) -> bool:
+    """Tell whether as many bytes are on their way to or from a node as may be."""
+    return state.copies.bytes_of[peer] >= state.config.copy_bytes_max
+
+
+def _source(state: State, each: Object) -> tuple[Segment, Slot] | None:
+    """Return the place to copy from: on the node that has least to do with copies."""
+    by_handle, busy = state.segments.by_handle, state.copies.bytes_of
+    places = [(by_handle[slot.segment], slot) for slot in each.slots]
+    places = [(s, slot) for s, slot in places if s.ready and not _is_full(state, s.peer)]
+    return min(places, key=lambda place: busy[place[0].peer], default=None)
+
+
+def _place(
+    state: State, each: Object, targets: list[Segment], *, spare: bool
+) -> tuple[Segment, Slot] | None:
+    """Take space for a copy where most is free. Nothing that is nowhere else goes for it."""
+    needed = space_needed(each.key, each.where.size)
+    config = state.config
+    left = 1 - (config.watermark_low if spare else config.watermark_high)
+    for segment in sorted(targets, key=lambda s: (-s.free_ratio(), s.handle)):
+        if segment.free_ratio() <= left:
+            break
+        slot = segment.take(needed)
+        if slot is not None:
+            return segment, slot
+    if spare or not state.disks.by_handle:
+        return None
+    return make_room(state, targets, needed, spare=True)
+
+
+def _start(
+    state: State,
+    each: Object,
+    source: tuple[Segment, Slot],
+    target: tuple[Segment, Slot],
+    why: str,
+    *,
+    spare: bool,
+) -> None:
+    (from_segment, from_slot), (segment, slot) = source, target
+    where = each.where
+    generation = state.next_generation(wanted_of(where.generation), spare=spare)
+    capacity = segment.space.capacity_at(slot.offset)
+    put = Put(
+        generation,
+        each.key,
+        where.size,
+        each.parent_key,
+        segment.peer,
+        capacity,
+        state.now,
+        False,
+        [],
+        held=[slot],
+        discarded=True,
+    )
+    segment.own(slot.offset, put)
+    add_put(state, put)
+    peers = from_segment.peer, segment.peer
+    state.copies.begin(Copy(generation, each, *peers, where.size, state.now, why))
+    state.counters["copies"] += 1
+    item = CopyItem(
+        each.key,
+        each.parent_key,
+        where.size,
+        where.checksum,
+        from_segment.info.address,
+        from_segment.info.name,
+        from_slot.index,
+        from_slot.offset,
+        each.generation_at(from_slot),
+        slot.segment,
+        slot.index,
+        slot.offset,
+        capacity,
+        generation,
+    )
+    state.errands.copy(segment.peer, item)
+
+
+# --- what becomes of them -------------------------------------------------------------------------
+
+
+def ended(state: State, put: Put, checksum: int) -> int:
+    """A node has made a copy: let it be read, unless the object is not there any more."""
+    copy = state.copies.end(put.generation)
+    if copy is None or put.orphaned or len(put.held) != 1:
+        give_up(state, put)
+        return codes.INVALID_WRITE
+    each, slot = copy.object, put.held[0]
+    segment = state.segments.by_handle[slot.segment]
+    if (
+        not each.alive
+        or each.where.checksum != checksum
+        or segment.draining
+        or segment.host in healthy_hosts(state, each)
+    ):
+        state.counters["copies_stale"] += 1
+        give_up(state, put)
+        return codes.INVALID_WRITE
+    put.held = []
+    state.resolve_put(put)
+    state.remember_end(put)
+    added = Slot(slot.segment, slot.index, slot.offset, put.generation)
+    each.move([*each.slots, added])
+    segment.own(slot.offset, each)
+    state.counters[f"{copy.why}_copies"] += 1
+    state.counters[f"{copy.why}_copy_bytes"] += copy.nbytes
+    note(state, each)
+    if state.disks.by_handle and each.key not in state.disks.objects:
+        offload.was_put(state, each)
+    if copy.why == DRAIN:
+        retire_drained(state, each)
+    return codes.OK
+
+
+def failed(state: State, put: Put) -> None:
+    """A node could not make a copy, and does not write any more."""
+    _lost(state, put.generation)
+    give_up(state, put)
+
+
+def _lost(state: State, generation: int) -> None:
+    copy = state.copies.end(generation)
+    if copy is None:
+        return
+    state.counters["copies_failed"] += 1
+    if copy.object.alive and copy.why == REPAIR:
+        state.copies.thin.pop(copy.object, None)
+        note(state, copy.object, state.config.copy_retry_s)
+
+
+def node_gone(state: State, peer: str) -> None:
+    """A node is gone, and with it what it was fetching."""
+    for copy in list(state.copies.under_way.values()):
+        if copy.target == peer:
+            _lost(state, copy.generation)
+
+
+def expire(state: State) -> None:
+    """Give up hope for copies of which nothing is heard; their space waits for the node's word."""
+    oldest = state.now - state.config.copy_timeout_s
+    for copy in list(state.copies.under_way.values()):
+        if copy.started > oldest:
+            return  # they are in the order of their beginning
+        _lost(state, copy.generation)
+
+
+# --- too few, too many ----------------------------------------------------------------------------
+
+
+def repair(state: State) -> None:
+    """Begin to copy objects that are on fewer hosts than they want."""
+    thin = state.copies.thin
+    for _ in range(min(len(thin), LOOKED_AT_MAX)):
+        each = next(iter(thin))
+        due = thin.pop(each)
+        begun = STARTED
+        if due <= state.now and each not in state.copies.busy:
+            begun = begin(state, each, REPAIR)
+            if begun in (NO_HOST, NO_ROOM):
+                due = state.now + state.config.copy_retry_s
+        # The first of those to be looked at again if there is no way for more now, else the last.
+        thin[each] = due
+        if begun == BUSY:
+            return
+
+
+def retire_drained(state: State, each: Object) -> None:
+    """Give up an object's places on nodes that are being drained, as it is elsewhere."""
+    for slot in each.slots:
+        if state.segments.by_handle[slot.segment].draining:
+            retire(state, each, slot)
+
+
+def retire(state: State, each: Object, slot: Slot) -> None:
+    """Give up a place of an object once none of those who know no other reads there."""
+    where = each, slot.segment
+    if where not in state.copies.retiring:
+        state.copies.retiring[where] = state.leases.horizon
+        _retire_now(state, each, slot.segment)
+
+
+def go_on_retiring(state: State) -> None:
+    """Give up the places that nobody reads any more."""
+    for each, handle in list(state.copies.retiring)[:LOOKED_AT_MAX]:
+        _retire_now(state, each, handle)
+
+
+def _retire_now(state: State, each: Object, handle: int) -> None:
+    retiring = state.copies.retiring
+    until = retiring.pop((each, handle))
+    slots = each.slots if each.alive else []
+    here = [slot for slot in slots if slot.segment == handle]
+    if not here or not _is_needless(state, each, here[0]):
+        return
+    if each.leases and state.now < until:
+        retiring[each, handle] = until
+        return
+    (slot,) = here
+    state.drop_slot(slot, each.generation_at(slot))
+    each.move([other for other in slots if other is not slot])
+    state.segments.by_handle[handle].release(slot)
+    state.counters["copies_dropped"] += 1
+    note(state, each)
+    if state.feed.active:
+        state.feed.note(each.key, each.slots[0].segment)
+
+
+def _is_needless(state: State, each: Object, slot: Slot) -> bool:
+    """Tell whether an object is on as many hosts as there can be without one of its places."""
+    by_handle = state.segments.by_handle
+    rest = [by_handle[s.segment] for s in each.slots if s is not slot]
+    hosts = {s.host for s in rest if not s.draining}
+    if not hosts:
+        return False
+    if by_handle[slot.segment].draining:
+        return True
+    return len(hosts) >= wanted_of(each.generation) and is_spare(each.generation_at(slot))
