@@ -74,6 +74,8 @@ class Model:
         self.now = 0.0
         self.nodes: dict[str, ModelNode] = {}
         self.objects: dict[bytes, ModelObject] = {}
+        self.removed: dict[bytes, int] = {}
+        """The newest generation there was when the key was removed."""
         self.puts: dict[int, ModelPut] = {}
         self.ended: dict[int, str] = {}
         self.leases: dict[tuple[str, int], tuple[float, set[int]]] = {}
@@ -173,7 +175,10 @@ class Model:
         rejected: list[int] = []
         for index, found in sorted(node.found.items(), key=lambda each: each[1].generation):
             known = self.objects.get(found.key)
-            if known is not None and known.generation > found.generation:
+            newest = self.removed.get(found.key, 0)
+            if known is not None:
+                newest = max(newest, known.generation - 1)
+            if newest >= found.generation:
                 rejected.append(index)
                 continue
             place = Claim(node.name, index, found.offset, found.capacity)

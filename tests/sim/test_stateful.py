@@ -267,6 +267,7 @@ class Pool(RuleBasedStateMachine):
         else:
             expected = 0
             del self.model.objects[key]
+            self.model.removed[key] = self.master.state.generation
         assert self.ask(m.Remove([key], force), "remover").codes == [expected]
 
     @rule(client=clients, dies=st.booleans())

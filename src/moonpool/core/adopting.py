@@ -55,6 +55,9 @@ def announce_packed(state: State, request: AnnouncePacked, peer: str) -> Announc
     for i, (key, parent) in enumerate(zip(keys, parents, strict=True)):
         if not key or key == parent:
             sane[i] = False
+    heads = np.frombuffer(request.digests, "<u8")[::2][order]
+    for i in np.flatnonzero(state.removed.suspects(heads)).tolist():
+        sane[i] &= not state.removed.covers(keys[i], int(numbers["generation"][i]))
     slow = _slow(state, keys)
     rejected = numbers["index"][~sane].tolist()
     fast = np.flatnonzero(sane & ~slow)

@@ -157,6 +157,8 @@ def adopt(state: State, segment: Segment, found: Found) -> bool:
 
     A copy of the one that is known is added, as far as copies are wanted.
     """
+    if state.removed.covers(found.key, found.generation):
+        return False
     known = state.index.find(found.key)
     if known is not None:
         if _is_wanted_copy(state, segment, found, known):

@@ -36,6 +36,7 @@ def _remove_shelved(state: State, key: bytes) -> bool:
     shelved = state.disks.objects.get(key)
     if shelved is None:
         return False
+    state.removed.note(key, state.generation)
     state.drop_shelved(shelved)
     put = state.in_progress.get(key)
     if put is not None and put.generation in state.disks.promotions:
@@ -62,6 +63,7 @@ def remove_all(state: State, request: RemoveAll, _peer: str) -> Matched:
 
 def _take_out(state: State, found: Object) -> None:
     state.counters["removed"] += 1
+    state.removed.note(found.key, state.generation)
     shelved = state.disks.objects.get(found.key)
     if shelved is not None:
         state.drop_shelved(shelved)

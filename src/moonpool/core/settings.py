@@ -37,6 +37,8 @@ class MasterConfig:
     pending_bytes_max: int = 1 << 40
     """Space that one client may have in puts not yet ended."""
     replicas_max: int = 8
+    removed_keys_max: int = 65_536
+    """Removed keys that are remembered, for nodes that did not hear of it in time."""
     evictions_per_tick_max: int = 1024
     """Bounds how long one Tick keeps other requests waiting."""
     recent_ends_max: int = 16_384

@@ -96,6 +96,8 @@ def _is_sane(each: Shelved) -> bool:
 
 def _adopt(state: State, disk: Disk, each: Shelved) -> bool:
     """Take an object in, unless another of its key is known that has other bytes."""
+    if state.removed.covers(each.key, each.generation):
+        return False
     before = state.disks.objects.get(each.key)
     if before is not None:
         if before.disk != disk.handle:

@@ -16,6 +16,7 @@ from moonpool.core.index import Index, Object, placed
 from moonpool.core.lease import LeaseBook
 from moonpool.core.marks import Marks
 from moonpool.core.messages import DropSlots, Located, Push, Slot
+from moonpool.core.removed import Removed
 from moonpool.core.segments import Put, Segments
 from moonpool.core.settings import MasterConfig
 from moonpool.core.soft import SoftPins
@@ -50,6 +51,7 @@ class State:
         self.feed = Feed()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
         self.handoffs = Handoffs(config)
+        self.removed = Removed(config.removed_keys_max)
         self.puts: dict[int, Put] = {}
         self.in_progress: dict[bytes, Put] = {}
         self.put_queue: deque[Put] = deque()

@@ -256,7 +256,8 @@ def test_a_long_prefetch_goes_on_as_there_is_room() -> None:
     assert seen == keys
     assert not any(each.hints for each in pool.state.disks.by_handle.values())
     pool.remove(*keys)
-    pool.mount_disk(m.ON_EVICT, *(shelved(key) for key in keys), promote=2 * PAGE)
+    again = (shelved(key, generation=1 << 40) for key in keys)
+    pool.mount_disk(m.ON_EVICT, *again, promote=2 * PAGE)
     pool.expect(m.Matched, request)
     (first, _) = pool.promotions()
     pool.tick(11.0)
