@@ -10,6 +10,7 @@ from moonpool.compat.base import Base
 from moonpool.compat.casting import CastError, Parameter, call, i64, refusal, text, u64
 from moonpool.compat.codes import INTERNAL, INVALID, OK, code_of
 from moonpool.compat.connected import Setup, connect, is_reachable
+from moonpool.compat.dummy import ask_client
 from moonpool.errors import MoonpoolError
 
 HEALTHY, NOT_SET_UP, NO_MASTER = 0, 1, 2
@@ -34,8 +35,12 @@ class Lifecycle(Base):
     )
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Connect to the pool of a ``mooncake_client`` at an address, which lends the memory."""
-        master = os.environ.get("MOONCAKE_MASTER") or server_address
-        setup = Setup("127.0.0.1", "", 0, local_buffer_size, "tcp", "", master)
+        try:
+            said = ask_client(server_address)
+        except MoonpoolError:
+            return INTERNAL
+        where = said["metadata_server"], 0, local_buffer_size, "tcp", ""
+        setup = Setup("127.0.0.1", *where, said["master_server_address"], said["tenant_id"])
         code = self._set_up(setup)
         return OK if code == OK else INTERNAL
 
