@@ -30,7 +30,7 @@ class Copying(Base):
 
     def put_parts(self, key: Any, *parts: Any, config: Any = DEFAULT) -> int:
         """Put one object that consists of parts; nothing is put if they are all empty."""
-        whole = _joined("put_parts", key, parts, config)
+        whole = joined("put_parts", key, parts, config)
         return self._put(key, whole, config) if whole else OK
 
     @call(Parameter("keys", texts), Parameter("values", list_of(buffer)), CONFIG)
@@ -49,17 +49,7 @@ class Copying(Base):
 
     def _put(self, key: str, value: memoryview | bytes, config: ReplicateConfig) -> int:
         connected = self._connected
-        if connected is None:
-            return INVALID
-        if config is DEFAULT:
-            return _put_one(connected, key, value, None)
-        code = refused(config, 1)
-        if code:
-            return code
-        try:
-            return _put_one(connected, key, value, wishes_of(connected, config))
-        except MoonpoolError as error:
-            return code_of(error)
+        return INVALID if connected is None else put_value(connected, key, value, config)
 
     @call(Parameter("arg0", text))
     def get(self, key: str) -> bytes:
@@ -90,13 +80,29 @@ class Copying(Base):
         return [_get_buffer(self._connected, key) for key in keys]
 
 
-def _joined(name: str, key: Any, parts: Sequence[Any], config: Any) -> bytes:
+def joined(name: str, key: Any, parts: Sequence[Any], config: Any) -> bytes:
+    """Return all parts together. Raises TypeError for what is none."""
     try:
         text(key)
         replicate_config(config)
     except TypeError:
         raise TypeError(refusal(name, (Parameter("key", text), CONFIG))) from None
     return b"".join(bytes(memoryview(part)) for part in parts)
+
+
+def put_value(
+    connected: Connected, key: str, value: memoryview | bytes, config: ReplicateConfig
+) -> int:
+    """Put an object; return 0 or a code."""
+    if config is DEFAULT:
+        return _put_one(connected, key, value, None)
+    code = refused(config, 1)
+    if code:
+        return code
+    try:
+        return _put_one(connected, key, value, wishes_of(connected, config))
+    except MoonpoolError as error:
+        return code_of(error)
 
 
 def _put_one(connected: Connected, key: str, value: Any, wishes: Any) -> int:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from moonpool.compat import enums
 from moonpool.compat.buffers import BufferHandle
 from moonpool.compat.copying import Copying
+from moonpool.compat.descriptors import (
+    Descriptor,
+    DiskDescriptor,
+    MemoryDescriptor,
+    ReplicaDescriptor,
+)
 from moonpool.compat.enums import (
     ObjectDataType,
     ReplicaStatus,
@@ -14,13 +20,19 @@ from moonpool.compat.enums import (
 )
 from moonpool.compat.lifecycle import Lifecycle
 from moonpool.compat.looking import Looking
+from moonpool.compat.replicas import Replicas
 from moonpool.compat.replicate import ReplicateConfig
+from moonpool.compat.upserts import Upserts
 from moonpool.compat.zerocopy import ZeroCopy
 
 __all__ = [
     "BufferHandle",
+    "Descriptor",
+    "DiskDescriptor",
+    "MemoryDescriptor",
     "MooncakeDistributedStore",
     "ObjectDataType",
+    "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
@@ -29,7 +41,7 @@ __all__ = [
 ]
 
 
-class MooncakeDistributedStore(Lifecycle, Copying, Looking, ZeroCopy):
+class MooncakeDistributedStore(Lifecycle, Copying, Looking, ZeroCopy, Upserts, Replicas):
     """The pool, as programs written for Mooncake see it. Calls answer with numbers: 0 or more for
     success, a negative code otherwise; TypeError is for arguments of wrong types only."""
 

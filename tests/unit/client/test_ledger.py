@@ -44,6 +44,7 @@ class Line:
         raise NotImplementedError
 
     version = 2
+    kv_lease_s = 10.0
 
     def dedicated(self, timeout_s: float) -> Connection:
         raise NotImplementedError
