@@ -88,6 +88,12 @@ class MasterConfig(RoleConfig):
     summary_s: float = _key(
         0.0, v.seconds_or_none, "time between two lines in the log of what happened; 0: none"
     )
+    copy_rate: int = _key(
+        10**9, v.rate, "most bytes a second that are copied from node to node; 0: any"
+    )
+    repair_after_s: float = _key(
+        5.0, v.seconds, "how long a host may be away before its share of replicas is made anew"
+    )
     token: str = _key("", v.text, "what peers must say before they may change anything")
     board_dir: str = _key(
         "", v.text, "directory of the table that clients here look up; empty: as segment_dir"
@@ -241,7 +247,10 @@ class RouterConfig(RoleConfig):
     queue: int = _key(1024, v.number(0, 1 << 20), "requests that may wait for their turn")
     queue_timeout_s: float = _key(30.0, v.seconds, "how long one may wait")
     rate_limit: int = _key(
-        0, v.number(0, 1 << 30), "requests a minute for each API key or address; 0: any number"
+        0, v.number(0, 1 << 30), "requests a minute for each known key or address; 0: any number"
+    )
+    rate_keys: tuple[str, ...] = _key(
+        (), v.texts, "API keys that are counted by themselves, wherever they come from"
     )
     rate_burst: int = _key(60, v.number(1, 1 << 20), "of these, how many at once")
     body_size: int = _key(64 << 20, v.size, "largest request")

@@ -73,6 +73,12 @@ class Row:
     variant: str
     runs: tuple[Run, ...]
 
+    @property
+    def where(self) -> str:
+        """How much is asked for: a share of what is answered at most, or the workload's measure."""
+        level = f"{self.level:g} {self.unit}"
+        return f"load {self.load:.0%} ({level})" if self.load else level
+
     def median(self, name: str) -> float:
         """Return the median of a figure over the seeds."""
         return float(np.median([getattr(run, name) for run in self.runs]))
@@ -199,7 +205,7 @@ def line(row: Row) -> str:
     """Return a row as one line, for those who wait."""
     p50, p99 = row.median("ttft_p50_s"), row.median("ttft_p99_s")
     return (
-        f"{row.trace}, {_with(row.pool)}, load {row.load:.0%} ({row.level:.2f} {row.unit}): "
+        f"{row.trace}, {_with(row.pool)}, {row.where}: "
         f"{row.policy}{f' ({row.variant})' if row.variant else ''}: TTFT p50 {p50:.3f} s, "
         f"p99 {p99:.2f} s, hits {row.median('hit_rate'):.1%} "
         f"of {row.median('possible_hit_rate'):.1%} possible"

@@ -34,10 +34,10 @@ class Bar:
 def bars(rows: Sequence[Row]) -> list[Bar]:
     """Return how ``prefix`` stands on every trace, with a pool and without."""
     found: list[Bar] = []
-    cases = dict.fromkeys((row.trace, row.pool, row.load) for row in rows)
-    for trace, pool, load in cases:
+    cases = {(row.trace, row.pool, row.load): row.where for row in rows}
+    for (trace, pool, load), asked in cases.items():
         by_policy = rows_of(rows, trace, pool, load)
-        where = f"{trace}, {'with a pool' if pool else 'no pool'}, load {load:.0%}"
+        where = f"{trace}, {'with a pool' if pool else 'no pool'}, {asked}"
         found += _bars(where, by_policy, P50_POOL if pool else P50_ALONE)
     return found
 

@@ -19,7 +19,8 @@ class Limits:
     """Bounds on what is in flight and on what waits.
 
     in_flight: requests at a time in all; per_instance: and for each instance that is up, 0 for
-    any number. rate_per_minute: for each key, 0 for any number.
+    any number. rate_per_minute: for each of ``rate_keys``, and for each address from which others
+    come; 0 for any number.
     """
 
     in_flight: int = 4096
@@ -28,6 +29,13 @@ class Limits:
     queue_s: float = 30.0
     rate_per_minute: int = 0
     rate_burst: int = 10
+    rate_keys: frozenset[str] = frozenset()
+
+    def counted_as(self, authorization: str, address: str) -> str:
+        """Return what a request is counted by: the API key that it names if that is known (others
+        a client could invent, one for each request), else where it comes from."""
+        key = authorization.removeprefix("Bearer ").strip()
+        return f"key {key}" if key in self.rate_keys else f"address {address}"
 
 
 class Refused(Exception):

@@ -51,6 +51,7 @@ def options_of(config: RouterConfig) -> Options:
             queue_s=config.queue_timeout_s,
             rate_per_minute=config.rate_limit,
             rate_burst=config.rate_burst,
+            rate_keys=frozenset(config.rate_keys),
         ),
     )
 

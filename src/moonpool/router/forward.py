@@ -7,6 +7,7 @@ tried when one gives none; after it the client learns that the answer broke.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from moonpool.router import presence
 from moonpool.router import upstream as up
-from moonpool.router.headers import end_to_end
+from moonpool.router.headers import to_instance
 from moonpool.router.instance import Instance, Plan, Ticket
 from moonpool.router.knowledge import Knowledge
 from moonpool.router.members import Members
@@ -36,6 +37,7 @@ REACHED_IN_ALL_MAX = 3
 # So many prefilling engines are tried; then the decoding one computes the prompt for itself.
 PREFILLS_MAX = 2
 BUSY = frozenset((429, 502, 503, 504))
+LOOP = 508
 
 
 @dataclass(slots=True)
@@ -49,12 +51,14 @@ class Forwarder:
     options: Options
     clock: Callable[[], float]
     http: aiohttp.ClientSession | None = None
+    identity: str = field(default_factory=lambda: secrets.token_hex(8))
     planner: Planner = field(init=False)
     splits: Splits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.planner = Planner(self.members, self.metrics, self.clock)
-        self.splits = Splits(self.members, self.metrics, self.clock)
+        down = self.knowledge.is_pool_down
+        self.planner = Planner(self.members, self.metrics, self.clock, down)
+        self.splits = Splits(self.members, self.metrics, self.clock, self.identity)
 
     async def answer(self, request: web.Request, routed: RoutedRequest) -> web.StreamResponse:
         """Return the answer of the first instance that gives one."""
@@ -168,6 +172,8 @@ class Forwarder:
         begun = self._begin(request, routed, instance, split)
         upstream, first = await (split.prefill.unless_failed(begun) if split else begun)
         async with upstream:
+            if upstream.status == LOOP:
+                raise up.UpstreamError("it leads back to this router", reached=False)
             if upstream.status in BUSY and more:
                 self.metrics.retries.labels(instance.url).inc()
                 return None
@@ -188,7 +194,7 @@ class Forwarder:
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Return the answer's head and the first bytes of its body."""
         assert self.http is not None, "the application has been started"
-        headers = end_to_end(request.headers)
+        headers = to_instance(request.headers, self.identity)
         body = routed.body if split is None else split.body
         upstream = None
         try:

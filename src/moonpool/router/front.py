@@ -13,7 +13,8 @@ from aiohttp.typedefs import Handler
 from moonpool.router import text, upstream
 from moonpool.router.admin import Admin
 from moonpool.router.admission import PRIORITY_MAX, Admission, Entry, Refused
-from moonpool.router.forward import Forwarder
+from moonpool.router.forward import LOOP, Forwarder
+from moonpool.router.headers import ROUTER_HEADER
 from moonpool.router.health import Health
 from moonpool.router.index import PrefixIndex
 from moonpool.router.instance import PREFILL, Instance
@@ -80,7 +81,7 @@ class Front:
         self.forward = Forwarder(
             self.members, policy or RoundRobin(), self.knowledge, self.metrics, self.options, clock
         )
-        self.health = Health(self.members, self.metrics, clock)
+        self.health = Health(self.members, self.metrics, clock, self.forward.identity)
         self.responses = Responses()
         self.events: EventsState | None = None
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -127,7 +128,8 @@ class Front:
 
     def app(self) -> web.Application:
         """Return the application; serve it with ``handler_cancellation`` on."""
-        app = web.Application(client_max_size=1 << 62, middlewares=[_openai_errors])
+        checks = [_openai_errors, self._no_loop]
+        app = web.Application(client_max_size=1 << 62, middlewares=checks)
         for path in PROXIED:
             app.router.add_post(path, self._proxy)
         for path in READ:
@@ -137,6 +139,13 @@ class Front:
         Admin(self).register(app)
         app.cleanup_ctx.append(self._running)
         return app
+
+    @web.middleware
+    async def _no_loop(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what this router has sent itself, however the instance is called."""
+        if self.forward.identity in request.headers.getall(ROUTER_HEADER, ()):
+            return error_response("the router is one of its own instances", LOOP)
+        return await handler(request)
 
     async def _running(self, app: web.Application) -> AsyncIterator[None]:
         self.forward.http = self.health.http = upstream.session(self.options.idle_timeout_s)
@@ -264,7 +273,8 @@ class Front:
     async def _let_in(self, request: web.Request, now: float) -> Entry:
         """Return the request's entry once it is its turn; raise Refused."""
         priority = priority_of(request.headers, PRIORITY_MAX)
-        key = request.headers.get("Authorization") or request.remote or ""
+        named = request.headers.get("Authorization", "")
+        key = self.admission.limits.counted_as(named, request.remote or "")
         entry = self.admission.arrive(key, priority, now)
         if not entry.admitted:
             await self._wait(entry)

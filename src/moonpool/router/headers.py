@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from multidict import CIMultiDict
 
+ROUTER_HEADER = "X-Moonpool-Router"
+"""Names the routers that a request has passed."""
+
 # What belongs to one connection, or what this side sets itself (RFC 9110, section 7.6.1).
 HOP_HEADERS = frozenset(
     (
@@ -40,4 +43,13 @@ def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
         lower = name.lower()
         if lower not in HOP_HEADERS and lower not in named:
             kept.add(name, value)
+    return kept
+
+
+def to_instance(headers: Mapping[str, str], router: str) -> CIMultiDict[str]:
+    """Return a request's headers as an instance is sent them by this router: its body is plain,
+    however it came."""
+    kept = end_to_end(headers)
+    kept.popall("Content-Encoding", None)
+    kept.add(ROUTER_HEADER, router)
     return kept

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import aiohttp
 
 from moonpool.router import facts, presence
+from moonpool.router.headers import ROUTER_HEADER
 from moonpool.router.instance import Instance
 from moonpool.router.members import Members
 from moonpool.router.metrics import RouterMetrics
@@ -21,8 +22,13 @@ class Health:
     """Checks all instances; also learns what an engine is when it comes, or comes back."""
 
     def __init__(
-        self, members: Members, metrics: RouterMetrics, clock: Callable[[], float]
+        self,
+        members: Members,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        identity: str = "",
     ) -> None:
+        self._headers = {ROUTER_HEADER: identity}
         self.http: aiohttp.ClientSession | None = None
         self._members, self._metrics, self._clock = members, metrics, clock
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -64,7 +70,7 @@ class Health:
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
             async with self.http.get(
-                f"{url}/health", timeout=timeout, allow_redirects=False
+                f"{url}/health", headers=self._headers, timeout=timeout, allow_redirects=False
             ) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):

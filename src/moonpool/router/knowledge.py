@@ -86,6 +86,10 @@ class Knowledge:
         outcome = "late" if not done else "hit" if request.pool_tokens else "miss"
         self._metrics.pool_lookups.labels(outcome).inc()
 
+    def is_pool_down(self) -> bool:
+        """Return whether the pool is known to be out of reach; False where none was named."""
+        return self.pool is not None and self.pool.down
+
     def learn(self, prompt: Prompt, usage: Usage) -> None:
         """Take what an engine counted at the end of its answer."""
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)

@@ -119,7 +119,7 @@ def _port(ports: Any, wanted: str) -> int | None:
         number = each.get("port") if isinstance(each, dict) else None
         if type(number) is int and wanted in ("", str(number), each.get("name")):
             return number
-    return int(wanted) if wanted.isdigit() else None
+    return int(wanted) if wanted.isdecimal() and len(wanted) < 6 else None
 
 
 class KubernetesSource:

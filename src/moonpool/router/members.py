@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -12,6 +14,7 @@ from moonpool.router.instance import BOTH, ROLES, EngineFacts, Instance
 from moonpool.router.latency import LatencyModel
 
 INSTANCES_MAX = 512
+PORT_CHARS_MAX = 5
 
 
 def checked_url(text: str, key: str = "url") -> str:
@@ -50,23 +53,33 @@ def _bootstrap(url: str, text: str, key: str) -> str:
     if not text or text.lower() == "none":
         return ""
     if text.isascii() and text.isdigit():
-        if not 0 < int(text) <= 65_535:
+        if len(text) > PORT_CHARS_MAX or not 0 < int(text) <= 65_535:
             raise ConfigError(f"{key}: bootstrap {text!r} is no port; allowed: 1 to 65535")
         host = urlsplit(url).hostname or ""
         return f"http://[{host}]:{int(text)}" if ":" in host else f"http://{host}:{int(text)}"
     return checked_url(text if "://" in text else f"http://{text}", f"{key}: bootstrap")
 
 
+def _is_local(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
 class Members:
     """Instances in the order in which they joined. A request that runs on one that has left goes
     on to its end; nothing new is sent there.
 
-    fleet: what was learned of all of them; a new one begins with it.
+    fleet: what was learned of all of them; a new one begins with it. own: where the router itself
+    listens.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
         self.instances: list[Instance] = []
         self.fleet = LatencyModel()
+        self.own: tuple[str, int] = "", 0
         self.version = 0
         self._index = index
 
@@ -79,15 +92,27 @@ class Members:
         """Return the instance of that URL, new or known; a draining one is in use again, and one
         that is named with another role has it from now on.
 
-        Raises ConfigError for what is no URL, and for more than INSTANCES_MAX instances.
+        Raises ConfigError for what is no URL, for the router's own, and for more than INSTANCES_MAX
+        instances.
         """
         each = named(which) if isinstance(which, str) else which
+        if self._is_own(each.url):
+            raise ConfigError(f"url: {each.url} is the router itself; allowed: an engine's")
         known = self.find(each.url)
         if known is None:
             known = self._new(each.url, source)
         known.draining = False
         known.role, known.bootstrap = each.role, each.bootstrap
         return known
+
+    def _is_own(self, url: str) -> bool:
+        """Tell whether a URL is plainly the router's. Other names of it are found out when it is
+        sent its own requests."""
+        parts, (host, port) = urlsplit(url), self.own
+        if not port or (parts.port or {"http": 80}.get(parts.scheme, 443)) != port:
+            return False
+        name = parts.hostname or ""
+        return name in (host, "localhost", socket.gethostname()) or _is_local(name)
 
     def _new(self, url: str, source: str) -> Instance:
         if len(self.instances) >= INSTANCES_MAX:

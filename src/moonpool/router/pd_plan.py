@@ -11,7 +11,7 @@ from moonpool.router.instance import PREFILL, Instance, Plan
 from moonpool.router.members import Members
 from moonpool.router.metrics import RouterMetrics
 from moonpool.router.options import Options
-from moonpool.router.pd_params import AUTO, MOONCAKE, whole_because
+from moonpool.router.pd_params import AUTO, MOONCAKE, POOL, whole_because
 from moonpool.router.policy import Policy
 from moonpool.router.prompt import RoutedRequest
 
@@ -60,9 +60,15 @@ class Planner:
     """Makes plans of the instances as they are, by any policy."""
 
     def __init__(
-        self, members: Members, metrics: RouterMetrics, clock: Callable[[], float]
+        self,
+        members: Members,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        pool_down: Callable[[], bool] = lambda: False,
     ) -> None:
+        """pool_down: whether the pool is known to be out of reach."""
         self._members, self._metrics, self._clock = members, metrics, clock
+        self._pool_down = pool_down
         self._policies: tuple[Policy, Policy] | None = None
 
     def plan(
@@ -81,7 +87,10 @@ class Planner:
             return policy.choose(routed, serving)
         ahead = self._ahead(policy).choose(routed, prefilling)
         assert ahead.serve.role == PREFILL, "chosen among these"
-        why = whole_because(routed.path, routed.fields, way_of(ahead.serve, options))
+        way = way_of(ahead.serve, options)
+        why = whole_because(routed.path, routed.fields, way)
+        if not why and way == POOL and self._pool_down():
+            why = "pool down"
         direct = policy.choose(routed, serving)
         decode = self._decode(routed, direct, serving, policy)
         if not why and policy.needs_prompt:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from moonpool.router import presence
-from moonpool.router.headers import end_to_end
+from moonpool.router.headers import to_instance
 from moonpool.router.instance import Plan, Ticket
 from moonpool.router.members import Members
 from moonpool.router.metrics import RouterMetrics
@@ -49,8 +49,13 @@ class Splits:
     """Begins split requests in the way that their prefilling engine knows."""
 
     def __init__(
-        self, members: Members, metrics: RouterMetrics, clock: Callable[[], float]
+        self,
+        members: Members,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        identity: str = "",
     ) -> None:
+        self._identity = identity
         self.bootstraps = Bootstraps(clock)
         self._members, self._metrics, self._clock = members, metrics, clock
 
@@ -69,7 +74,8 @@ class Splits:
         prefill = Prefill(Ticket(ahead, self._clock()), lambda s: self._done(routed, ahead, s))
         way = way_of(ahead.serve, options)
         try:
-            more, sent = await self._told(http, way, prefill, {**end_to_end(headers)})
+            own = {**to_instance(headers, self._identity)}
+            more, sent = await self._told(http, way, prefill, own)
             about = NIXL_PARAMS if way in (NIXL, AUTO) else {}
             if way != NIXL:
                 about = {**about, "transfer_id": more["transfer_id"]}

@@ -11,7 +11,7 @@ from typing import Protocol
 from moonpool.client.async_store import AsyncStore
 from moonpool.core.keys import DIGEST_BYTES, split
 from moonpool.core.messages import MATCH_DIGESTS_MAX
-from moonpool.errors import MoonpoolError
+from moonpool.errors import MasterUnreachableError, MoonpoolError
 from moonpool.router.pool_feed import PoolFeed
 
 LOOK_S = 10.0
@@ -20,6 +20,7 @@ LOOKUP_TIMEOUT_S = 1.0
 FEED_RETRY_MAX_S = 60.0
 LOOK_STORE_S = 0.1
 LISTED_MAX = 2000
+NOT_YET = "not connected yet"
 # A prompt is looked for in so many namespaces, those that have had hits first.
 NAMESPACES_ASKED = 3
 NAMESPACES_MAX = 64
@@ -41,6 +42,10 @@ class PoolView(Protocol):
 
     def hosts(self, hashes: Sequence[bytes], block_tokens: int) -> dict[str, int]:
         """Return how many of these tokens each host has, by its address; empty if unknown."""
+
+    @property
+    def down(self) -> bool:
+        """Whether it is known to be out of reach."""
 
     def describe(self) -> dict[str, object]:
         """Return its state for people."""
@@ -68,7 +73,8 @@ class StorePool:
         self._hits: dict[bytes, int] = {} if namespace is None else {namespace: 0}
         self._connect = connect or _connect
         self._store: AsyncStore | None = None
-        self._error = "not connected yet"
+        self._error = NOT_YET
+        self._away = False
         self.feed = PoolFeed()
 
     async def run(self) -> None:
@@ -101,12 +107,20 @@ class StorePool:
                 try:
                     await self.feed.follow(store)
                 except (MoonpoolError, OSError) as error:
+                    self._away = isinstance(error, MasterUnreachableError)
                     log.warning("pool: its changes cannot be followed, it is asked: %s", error)
                     # A master that is too old to tell ends the connection each time.
                     wait_s = min(2 * wait_s, FEED_RETRY_MAX_S)
                 await asyncio.sleep(wait_s)
             else:
                 await asyncio.sleep(LOOK_STORE_S)
+
+    @property
+    def down(self) -> bool:
+        """See PoolView."""
+        if self._store is None:
+            return self._error not in ("", NOT_YET)
+        return self._away and bool(self.feed.error)
 
     def known(self, hashes: Sequence[bytes], block_tokens: int) -> int | None:
         """See PoolView."""

@@ -63,6 +63,8 @@ async def serving(front: Front, sock: socket.socket) -> AsyncIterator[None]:
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
     )
     await runner.setup()
+    host, port = sock.getsockname()[:2]
+    front.members.own = (str(host), int(port))
     server = None
     try:
         factory = HeadGuard(runner, front.options.body_timeout_s)

@@ -84,6 +84,15 @@ def test_keys_are_limited_apart() -> None:
     admission.arrive("a", 0, 1.1)
 
 
+def test_a_key_that_a_client_invents_is_no_key() -> None:
+    limits = Limits(rate_keys=frozenset({"known"}))
+    assert limits.counted_as("Bearer known", "1.2.3.4") == "key known"
+    assert limits.counted_as("known", "5.6.7.8") == "key known"
+    for invented in ("", "Bearer a", "Bearer b", "Basic known=", "known known"):
+        assert limits.counted_as(invented, "1.2.3.4") == "address 1.2.3.4"
+    assert Limits().counted_as("Bearer known", "1.2.3.4") == "address 1.2.3.4"
+
+
 def test_keys_are_forgotten() -> None:
     limiter = RateLimiter(60, 1, keys_max=3)
     for number in range(10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -330,6 +331,34 @@ async def test_instances_change_only_for_whoever_has_the_key() -> None:
         for wrong in (b"", b"[]", b'{"url": 3}', b'{"url": "x y"}', b'{"type": "decode"}'):
             assert (await _post(url, wrong, "/instances/add", **key))[0] == 400
         assert [each.url for each in front.instances] == [old]
+
+
+async def test_the_router_is_no_instance_of_its_own() -> None:
+    """Not under its own names, and under others not for long."""
+    async with _one(Options(admin_key="secret")) as (front, url, engine):
+        port = url.rpartition(":")[2]
+        for host in ("127.0.0.1", "localhost", "127.1.2.3", "[::1]", "0.0.0.0"):
+            body = json.dumps({"url": f"http://{host}:{port}"}).encode()
+            status, answer, _ = await _post(url, body, "/instances/add", X_API_Key="secret")
+            assert status == 400
+            assert "the router itself" in str(answer["error"])
+        front.members.own = "", 0  # as if it were called by another name
+        front.members.add(f"http://localhost:{port}")
+        for _ in range(4):
+            assert (await _post(url, b"{}"))[0] == 200
+        assert len(engine.bodies) == 4
+        await front.health.check_all(5.0)
+        await front.health.check_all(5.0)
+        assert not front.instances[1].healthy
+
+
+async def test_a_body_that_came_compressed_goes_on_plain() -> None:
+    async with _one() as (_, url, engine):
+        packed = gzip.compress(b'{"a": 1}')
+        status, _, _ = await _post(url, packed, Content_Encoding="gzip")
+        assert status == 200
+    assert engine.bodies == [b'{"a": 1}']
+    assert "content-encoding" not in engine.headers[-1]
 
 
 async def test_without_a_key_nothing_changes() -> None:

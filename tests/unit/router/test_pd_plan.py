@@ -55,7 +55,9 @@ class Place:
         for url, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode"), ("d1", "decode")):
             self.members.add(named(f"http://{url}", role))
         self.p0, self.p1, self.d0, self.d1 = self.members.instances
-        self.planner = Planner(self.members, RouterMetrics(), lambda: 1.0)
+        self.pool_down = False
+        down = lambda: self.pool_down  # noqa: E731
+        self.planner = Planner(self.members, RouterMetrics(), lambda: 1.0, down)
 
     def plan(self, tokens: int, tried: Tried | None = None, pool: int = 0) -> Plan:
         fields = Fields(json.dumps({"prompt": "x" * tokens}).encode())
@@ -98,6 +100,13 @@ def test_a_long_queue_before_the_prefilling_engines_is_not_waited_in() -> None:
     for each in (place.p0, place.p1):
         for number in range(50):
             each.queue.enter(number, 4.0, 1.0)
+    assert place.plan(16_000).ahead is None
+
+
+def test_nothing_is_split_over_a_pool_that_is_out_of_reach() -> None:
+    place = Place()
+    assert place.plan(16_000).ahead is not None
+    place.pool_down = True
     assert place.plan(16_000).ahead is None
 
 

@@ -66,6 +66,8 @@ async def test_a_master_that_is_away_is_nothing_known() -> None:
 
 
 class SlowPool:
+    down = False
+
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.asked = 0

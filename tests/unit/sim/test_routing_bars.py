@@ -25,6 +25,8 @@ def test_prefix_keeps_its_promises() -> None:
     found = bars(results.rows)
     assert len(found) == 6
     assert [bar for bar in found if not bar.met] == []
+    assert any(f"no pool, {levels[0]:g} " in bar.what for bar in found)
+    assert not any("load" in bar.what for bar in found)
     assert f"| {trace.name.partition('.')[0]}, pool, {levels[1]:g} " in markdown(results.rows)
 
 
