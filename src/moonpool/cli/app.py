@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from moonpool.cli import bench, demo, doctor, master, node, objects, router, status, up, version
+from moonpool.cli import (
+    bench,
+    compat,
+    demo,
+    doctor,
+    master,
+    node,
+    objects,
+    router,
+    status,
+    trace,
+    up,
+    version,
+)
 
 app = typer.Typer(
     help="A shared KV-cache pool for LLM serving.",
@@ -22,4 +35,6 @@ objects.register(app)
 status.register(app)
 doctor.register(app)
 bench.register(app)
+compat.register(app)
+trace.register(app)
 version.register(app)

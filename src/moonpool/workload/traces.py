@@ -1,175 +1,102 @@
-"""Readers of request traces: Mooncake's JSON lines and Claude Code conversations.
+"""Traces of requests, read whatever their format (docs/workloads.md lists them).
 
-Both may be gzipped (``.gz``). A line that does not hold what the format says ends the reading
-with a TraceError that names file and line.
+All may be gzipped (``.gz``). A line that does not hold what its format says ends the reading with
+a TraceError that names file and line, or is left out and counted (Problems).
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from io import BufferedIOBase
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from moonpool.errors import ConfigError
-from moonpool.workload.session import Blocks, Session, Turn
+from moonpool.workload.formats import bailian, chat, claude, mooncake, tables
+from moonpool.workload.lines import Lines, Problems, TraceError, lines_of
+from moonpool.workload.request import Group, Request
+from moonpool.workload.session import Session, Turn
+from moonpool.workload.threads import Threads
 
-MOONCAKE_BLOCK_TOKENS = 512
-BAD_LINE = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError)
-LINE_BYTES_MAX = 256 << 20
-NESTING_MAX = 16
+__all__ = [
+    "FORMATS",
+    "Group",
+    "Problems",
+    "Request",
+    "TraceError",
+    "hit_tokens",
+    "read_trace",
+    "sessions_of",
+]
 
-
-class TraceError(ConfigError):
-    """A trace that cannot be read; the message names file and line."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """One request of a trace. ``time_s`` counts from the start of its trace or conversation."""
-
-    time_s: float
-    input_tokens: int
-    output_tokens: int
-    blocks: Blocks
-    think_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Requests whose block ids share a scope, in order of time: a conversation or a whole trace."""
-
-    scope: str
-    block_tokens: int
-    requests: Iterator[Request]
-    conversation: bool
+_Reader = Callable[[Path, Lines, Problems, int], Iterator[Request]]
+_FLAT: dict[str, tuple[_Reader, int]] = {
+    "mooncake": (mooncake.read, mooncake.BLOCK_TOKENS),
+    "bailian": (bailian.read, bailian.BLOCK_TOKENS),
+    "burst-gpt": (tables.read_burst, tables.BLOCK_TOKENS),
+    "azure": (tables.read_azure, tables.BLOCK_TOKENS),
+}
+FORMATS = (*_FLAT, "claude-code", "chat")
 
 
-class _MooncakeLine(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int]
+def read_trace(
+    path: Path,
+    problems: Problems | None = None,
+    *,
+    form: str = "",
+    block_tokens: int = 0,
+    encode: chat.Encoder | None = None,
+) -> Iterator[Group]:
+    """Yield the groups of a trace, one line in memory at a time; raise TraceError.
 
-
-class _Entry(msgspec.Struct):
-    t: float = 0.0
-    input: int = msgspec.field(default=0, name="in")
-    output: int = msgspec.field(default=0, name="out")
-    hash_ids: list[int] = []
-    think_time: float | None = None
-    requests: list[_Entry] | None = None
-
-
-class _Conversation(msgspec.Struct):
-    id: str
-    block_size: int
-    requests: list[_Entry]
-
-
-_Lines = Iterator[tuple[int, bytes]]
-"""Numbers of lines, from 1, and their bytes."""
-_LINE = msgspec.json.Decoder(_MooncakeLine)
-_CONVERSATION = msgspec.json.Decoder(_Conversation)
-
-
-def read_trace(path: Path) -> Iterator[Group]:
-    """Yield the groups of a trace, one line in memory at a time; raise TraceError."""
-    lines = _lines(path)
+    form: one of FORMATS, "" finds it out. block_tokens: the size of its blocks where that is not
+    the format's usual one. encode: the tokenizer that chats need.
+    """
+    problems = problems or Problems()
+    lines = lines_of(path)
     try:
         number, first = next(lines)
     except StopIteration:
         raise TraceError(f"{path}: no requests in it") from None
-    if b'"requests"' in first:
-        yield from _conversations(path, _chain(number, first, lines))
+    form = form or _form_of(first)
+    lines = _chain(number, first, lines)
+    if form == "claude-code":
+        yield from claude.read(path, lines, problems)
+        return
+    if form == "chat":
+        if encode is None:
+            raise TraceError(f"{path}: chats need a tokenizer; allowed: --tokenizer DIR")
+        block_tokens = block_tokens or chat.BLOCK_TOKENS
+        requests = chat.read(path, lines, problems, block_tokens, encode)
+    elif form in _FLAT:
+        reader, usual = _FLAT[form]
+        block_tokens = block_tokens or usual
+        requests = reader(path, lines, problems, block_tokens)
     else:
-        requests = _mooncake(path, _chain(number, first, lines))
-        yield Group(path.name, MOONCAKE_BLOCK_TOKENS, requests, conversation=False)
+        raise TraceError(f"format: {form!r} is not known; allowed: {', '.join(FORMATS)}")
+    yield Group(path.name, block_tokens, requests, conversation=False)
 
 
-def _chain(number: int, first: bytes, rest: Iterator[tuple[int, bytes]]) -> _Lines:
+def _form_of(first: bytes) -> str:
+    """Return the format that a first line looks like; the most common one if it is broken."""
+    if not first.lstrip().startswith(b"{"):
+        columns = tables.columns_of(first)
+        if "contexttokens" in columns:
+            return "azure"
+        return "burst-gpt" if "request tokens" in columns else "mooncake"
+    try:
+        names = set(msgspec.json.decode(first, type=dict[str, msgspec.Raw]))
+    except msgspec.MsgspecError:
+        return "claude-code" if b'"requests"' in first else "mooncake"
+    if "requests" in names:
+        return "claude-code"
+    if "messages" in names or "body" in names:
+        return "chat"
+    return "bailian" if "chat_id" in names else "mooncake"
+
+
+def _chain(number: int, first: bytes, rest: Lines) -> Lines:
     yield number, first
     yield from rest
-
-
-def _lines(path: Path) -> _Lines:
-    number = 0
-    try:
-        with _open(path) as file:
-            while line := file.readline(LINE_BYTES_MAX):
-                number += 1
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        where = f"{path}:{number + 1}" if number else str(path)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise TraceError(f"{where}: {reason}") from None
-
-
-def _open(path: Path) -> BufferedIOBase:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-
-
-def _mooncake(path: Path, lines: _Lines) -> Iterator[Request]:
-    for number, line in lines:
-        try:
-            entry = _LINE.decode(line)
-            request = _request(
-                entry.timestamp / 1000,
-                (entry.input_length, entry.output_length),
-                entry.hash_ids,
-                MOONCAKE_BLOCK_TOKENS,
-            )
-        except BAD_LINE as error:
-            raise TraceError(f"{path}:{number}: {error}") from None
-        yield request
-
-
-def _conversations(path: Path, lines: _Lines) -> Iterator[Group]:
-    for number, line in lines:
-        try:
-            conversation = _CONVERSATION.decode(line)
-            if conversation.block_size < 1:
-                raise ValueError(f"block_size {conversation.block_size}; 1 or more is allowed")
-            requests = list(_flatten(conversation.requests, conversation.block_size, 0))
-        except BAD_LINE as error:
-            raise TraceError(f"{path}:{number}: {error}") from None
-        if requests:
-            yield Group(conversation.id, conversation.block_size, iter(requests), True)
-
-
-def _flatten(entries: list[_Entry], block_tokens: int, depth: int) -> Iterator[Request]:
-    """Yield an agent's requests in the file's order, those of its subagents at their place."""
-    if depth > NESTING_MAX:
-        raise ValueError(f"subagents nested deeper than {NESTING_MAX}")
-    for entry in entries:
-        if entry.requests is not None:
-            yield from _flatten(entry.requests, block_tokens, depth + 1)
-        else:
-            lengths = (entry.input, entry.output)
-            yield _request(entry.t, lengths, entry.hash_ids, block_tokens, entry.think_time)
-
-
-def _request(
-    time_s: float,
-    lengths: tuple[int, int],
-    ids: list[int],
-    block_tokens: int,
-    think_s: float | None = None,
-) -> Request:
-    input_tokens, output_tokens = lengths
-    if input_tokens < 1 or output_tokens < 0:
-        raise ValueError(f"a request of {input_tokens} input and {output_tokens} output tokens")
-    # Some traces name a last block that is not full, some leave it out.
-    if not ids or len(ids) * block_tokens < input_tokens - block_tokens:
-        raise ValueError(f"{len(ids)} blocks of {block_tokens} tokens for {input_tokens} tokens")
-    blocks = np.asarray(ids, dtype=np.int64)
-    return Request(time_s, input_tokens, output_tokens, blocks, think_s)
 
 
 def hit_tokens(request: Request, block_tokens: int, seen: set[int]) -> int:
@@ -185,33 +112,16 @@ def hit_tokens(request: Request, block_tokens: int, seen: set[int]) -> int:
 
 
 def sessions_of(group: Group) -> Iterator[Session]:
-    """Yield the conversations of a group.
-
-    A group that is a whole trace says nothing of conversations: a request continues the one
-    whose last prompt it repeats up to that prompt's last full block.
-    """
+    """Yield the conversations of a group, found by Threads where it does not name them."""
     if group.conversation:
         yield _session(group, group.scope, list(group.requests))
         return
-    for place, requests in enumerate(_threads(group)):
-        yield _session(group, f"{group.scope}/{place}", requests)
-
-
-def _threads(group: Group) -> list[list[Request]]:
-    threads: list[list[Request]] = []
-    ends: dict[int, int] = {}
+    threads = Threads(group.block_tokens)
+    found: dict[str, list[Request]] = {}
     for request in group.requests:
-        ids: list[int] = request.blocks.tolist()
-        full = request.input_tokens // group.block_tokens
-        known = (ends.pop(block) for block in reversed(ids[:full]) if block in ends)
-        thread = next(known, None)
-        if thread is None:
-            thread = len(threads)
-            threads.append([])
-        threads[thread].append(request)
-        if full:
-            ends[ids[full - 1]] = thread
-    return threads
+        found.setdefault(threads.name_of(request), []).append(request)
+    for name, requests in found.items():
+        yield _session(group, f"{group.scope}/{name}", requests)
 
 
 def _session(group: Group, name: str, requests: list[Request]) -> Session:
