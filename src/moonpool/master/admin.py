@@ -7,15 +7,15 @@ wants the master's token, if it has one, as ``Authorization: Bearer TOKEN``.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
-
-import msgspec
 
 from moonpool.core import codes
 from moonpool.core.keys import parse, readable
-from moonpool.core.messages import List, Listed, Matched, RemoveAll, SegmentStatus
+from moonpool.core.messages import DrainStatus, List, Listed, Matched, RemoveAll, SegmentStatus
 from moonpool.errors import InvalidKeyError
+from moonpool.master.admin_answers import NAMES, failure, json_page
+from moonpool.master.admin_drains import Drains
 from moonpool.master.admin_summary import Summary
 from moonpool.master.http import Asked, Page, Pages, Route
 from moonpool.master.service import Service
@@ -23,15 +23,6 @@ from moonpool.master.service import Service
 TEXT = "text/plain; version=0.0.4"
 KEYS_A_PART = 1024
 KEYS_ASKED_MAX = 1024
-NAMES = {
-    codes.NOT_FOUND: "OBJECT_NOT_FOUND",
-    codes.INVALID: "INVALID_PARAMS",
-    codes.ILLEGAL_CLIENT: "ILLEGAL_CLIENT",
-    -101: "SEGMENT_NOT_FOUND",
-    -1011: "UNAVAILABLE_IN_CURRENT_MODE",
-}
-
-
 _GET, _POST = ("GET", "HEAD"), ("POST",)
 ADMIN_PATHS: Final[dict[str, tuple[str, ...]]] = {
     "/metrics/summary": _GET,
@@ -46,6 +37,9 @@ ADMIN_PATHS: Final[dict[str, tuple[str, ...]]] = {
     "/get_segments_detail": _GET,
     "/query_segment": _GET,
     "/api/v1/segments/status": _GET,
+    "/api/v1/drain_jobs": _POST,
+    "/api/v1/drain_jobs/query": _GET,
+    "/api/v1/drain_jobs/cancel": _POST,
     "/api/v1/tenant_quotas": ("GET", "PUT", "DELETE"),
     "/api/v1/remove_all": _POST,
 }
@@ -68,20 +62,13 @@ def admin_pages(service: Service) -> Pages:
         "/get_segments_detail": admin.segments_detail,
         "/query_segment": admin.query_segment,
         "/api/v1/segments/status": admin.segment_status,
+        "/api/v1/drain_jobs": admin.allowed(admin.drains.create),
+        "/api/v1/drain_jobs/query": admin.drains.query,
+        "/api/v1/drain_jobs/cancel": admin.allowed(admin.drains.cancel),
         "/api/v1/tenant_quotas": admin.tenant_quotas,
-        "/api/v1/remove_all": admin.remove_all,
+        "/api/v1/remove_all": admin.allowed(admin.remove_all),
     }
     return {path: Route(methods, serve[path]) for path, methods in ADMIN_PATHS.items()}
-
-
-def failure(code: int, text: str = "", status: int = 400) -> Page:
-    """Return Mooncake's answer to what cannot be done."""
-    said = text or NAMES.get(code, "INTERNAL_ERROR")
-    return _json({"success": False, "error_code": code, "error_message": said}, status)
-
-
-def _json(body: object, status: int = 200) -> Page:
-    return Page(msgspec.json.encode(body), "application/json; charset=utf-8", status)
 
 
 class Admin:
@@ -90,6 +77,15 @@ class Admin:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._summary = Summary(service)
+        self.drains = Drains(service)
+
+    def allowed(self, serve: Callable[[Asked], Page]) -> Callable[[Asked], Page]:
+        """Return what serves those who say the master's token, if it has one."""
+
+        def checked(asked: Asked) -> Page:
+            return self._refused(asked) or serve(asked)
+
+        return checked
 
     # --- the master itself --------------------------------------------------------------------
 
@@ -101,13 +97,13 @@ class Admin:
 
     def leader(self, _: Asked) -> Page:
         """Return that no election is known here; see ``moonpool status`` for those there are."""
-        return _json({"present": False, "leader_address": None, "view_version": None})
+        return json_page({"present": False, "leader_address": None, "view_version": None})
 
     def kv_events(self, _: Asked) -> Page:
         """Return that events are not published by the master."""
         counts = ("published_batches", "published_events", "dropped_events")
         body: dict[str, Any] = {"enabled": False, **dict.fromkeys(counts, 0)}
-        return _json(body | {"skipped_unparsed_keys": 0})
+        return json_page(body | {"skipped_unparsed_keys": 0})
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -116,15 +112,15 @@ class Admin:
         found = self._places(asked.query.get("key", ""))
         if found is None:
             return failure(codes.NOT_FOUND, status=404)
-        return _json({"success": True, "data": found})
+        return json_page({"success": True, "data": found})
 
     def query_keys(self, asked: Asked) -> Page:
         """Return the same for several ``keys``, with commas between them."""
         keys = [key for key in asked.query.get("keys", "").split(",") if key][:KEYS_ASKED_MAX]
         if not keys:
             text = "No keys provided. Use ?keys=key1,key2,..."
-            return _json({"success": False, "error": text}, 400)
-        return _json({"success": True, "data": {key: self._about(key) for key in keys}})
+            return json_page({"success": False, "error": text}, 400)
+        return json_page({"success": True, "data": {key: self._about(key) for key in keys}})
 
     def _about(self, key: str) -> dict[str, Any]:
         found = self._places(key)
@@ -169,14 +165,11 @@ class Admin:
 
     def remove_all(self, asked: Asked) -> Page:
         """Remove everything that is not leased; with ``force`` the rest too."""
-        refused = self._refused(asked)
-        if refused is not None:
-            return refused
         force = asked.query.get("force", "").lower() in ("1", "true")
         request = RemoveAll(b"", force)
         reply = self._service.change(request)
         count = reply.count if isinstance(reply, Matched) else 0
-        return _json({"success": True, "removed_count": count})
+        return json_page({"success": True, "removed_count": count})
 
     def _refused(self, asked: Asked) -> Page | None:
         token = self._service.token
@@ -191,6 +184,9 @@ class Admin:
         for each in self._service.status().segments:
             named.setdefault(each.info.node, []).append(each)
         return named
+
+    def _drains(self) -> dict[str, DrainStatus]:
+        return {each.node: each for each in self._service.status().drains}
 
     def all_segments(self, _: Asked) -> Page:
         """Return the names of all segments, a line each."""
@@ -214,16 +210,18 @@ class Admin:
         parts = self._named().get(name)
         if parts is None:
             return failure(-101, status=404)
-        number, said = _status_of(parts)
+        number, said = _status_of(parts, self._drains())
         body = {"success": True, "segment": name, "status": number, "status_name": said}
-        return _json(body | {"error_code": 0, "error_message": ""})
+        return json_page(body | {"error_code": 0, "error_message": ""})
 
     def segments_detail(self, _: Asked) -> Page:
         """Return what is known of all segments."""
+        drains = self._drains()
         segments = [
-            _detail(name, parts, self._service.epoch) for name, parts in self._named().items()
+            _detail(name, parts, self._service.epoch) | {"status": _status_of(parts, drains)[1]}
+            for name, parts in self._named().items()
         ]
-        return _json({"total_segments": len(segments), "segments": segments})
+        return json_page({"total_segments": len(segments), "segments": segments})
 
     def tenant_quotas(self, asked: Asked) -> Page:
         """Return that there are no tenants with quotas, as Mooncake does without its flag."""
@@ -241,7 +239,10 @@ def _filled(parts: list[SegmentStatus]) -> tuple[int, int]:
     return sum(each.used_bytes for each in parts), sum(each.info.data_bytes for each in parts)
 
 
-def _status_of(parts: list[SegmentStatus]) -> tuple[int, str]:
+def _status_of(parts: list[SegmentStatus], drains: Mapping[str, DrainStatus]) -> tuple[int, str]:
+    drain = drains.get(parts[0].info.node)
+    if drain is not None:
+        return (3, "DRAINED") if drain.empty else (2, "DRAINING")
     return (1, "OK") if all(each.ready for each in parts) else (0, "UNDEFINED")
 
 
@@ -257,7 +258,6 @@ def _detail(name: str, parts: list[SegmentStatus], epoch: int) -> dict[str, Any]
         "size_human": f"{total / (1 << 30):.4f} GiB",
         "te_endpoint": info.address,
         "protocol": "tcp",
-        "status": _status_of(parts)[1],
         "allocator_used_bytes": used,
         "allocator_capacity_bytes": total,
         "allocator_usage_percent": 100 * used / total if total else 0.0,

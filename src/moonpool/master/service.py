@@ -264,7 +264,7 @@ class Service:
         """What those must say who want to change something; empty: nothing."""
         return self._token
 
-    def change(self, request: RemoveAll) -> Reply | None:
+    def change(self, request: RemoveAll | Drain) -> Reply | None:
         """Serve what somebody asked for over HTTP, who may do so."""
         outcome = self.state.handle(request, "", self.now())
         self._deliver(outcome)

@@ -9,7 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from moonpool.master.admin import ADMIN_PATHS, failure
+from moonpool.master.admin import ADMIN_PATHS
+from moonpool.master.admin_answers import failure
 from moonpool.master.http import Asked, Page, Pages, Route
 from moonpool.master.metrics import render
 from moonpool.master.pages import pages_of
@@ -88,4 +89,4 @@ def _at_rest(path: str, standing_by: Callable[[], Page]) -> Page:
         return Page(b"standby", "text/plain; version=0.0.4")
     if path == "/leader":
         return standing_by()
-    return failure(-1010, "UNAVAILABLE_IN_CURRENT_STATUS", 503)
+    return failure(-1010, status=503)

@@ -25,7 +25,7 @@ class Pool:
 
     def __init__(self, token: str = "") -> None:
         self.service: Service = new_service(token=token)
-        self.now = self.service.now()
+        self.pages = pages_of(self.service)
         self.do(m.Mount(segment_info("10.0.0.1:12345", 64, 64)), "node")
         self.do(m.Announce(1, [], True), "node")
 
@@ -40,7 +40,7 @@ class Pool:
     async def ask(
         self, target: str, method: str = "GET", body: bytes = b"", head: str = ""
     ) -> tuple[int, str]:
-        session, pipe = HttpSession(pages_of(self.service)), Pipe()
+        session, pipe = HttpSession(self.pages), Pipe()
         session.connection_made(pipe)
         first = f"{method} {target} HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n"
         session.data_received(first.encode())
@@ -161,7 +161,7 @@ async def test_remove_all_spares_what_is_leased_and_wants_the_token() -> None:
 @pytest.mark.parametrize("length", ["-1", "x", "99999999"])
 async def test_bodies_are_bounded(length: str) -> None:
     pool = Pool()
-    session, pipe = HttpSession(pages_of(pool.service)), Pipe()
+    session, pipe = HttpSession(pool.pages), Pipe()
     session.connection_made(pipe)
     session.data_received(
         f"POST /api/v1/remove_all HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode()
