@@ -42,7 +42,8 @@ def parse_size(value: object) -> int:
         match = _SIZE.fullmatch(value.strip())
         if match is None:
             raise ValueError("not a size")
-        value = int(float(match[1]) * (1 << _SHIFTS[match[2].lower()]))
+        size = float(match[1]) * (1 << _SHIFTS[match[2].lower()])
+        value = int(min(size, SIZE_BYTES_MAX + 1))
     if not 0 < value <= SIZE_BYTES_MAX:
         raise ValueError("out of range")
     return value

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from moonpool.client.answers import as_many, expect
+from moonpool.client.answers import CODE_MIN, as_many, expect, words
 from moonpool.client.channel import Channel
 from moonpool.client.coming import is_any_coming, wait_for
 from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
@@ -116,7 +116,10 @@ class Getter:
             found, epoch, until = wait_for(self._channel, request, found, epoch, timeout_s)
             codes = np.array([_code(where) for where in found], np.int64)
         try:
-            sizes = np.array([where.size for where in found], np.uint64)
+            sizes = words([where.size for where in found])
+            most = np.uint64(self._reach.size_max(int(sizes.max(initial=0))))
+            codes[(codes == 0) & (sizes > most)] = _GONE
+            sizes = np.minimum(sizes, most)
             memory = memory_for(sizes, codes)
             self._read(epoch, found, memory, codes, until)
         finally:
@@ -197,8 +200,10 @@ class Getter:
         code = _code(where)
         if code:
             return code, False
-        room = room_for(where.size)
         code = _GONE
+        if not 0 < where.size <= self._reach.size_max(where.size):
+            return code, False
+        room = room_for(where.size)
         for attempt in range(len(where.slots)):
             code = self._read_replica(epoch, where, attempt, room)
             if code == 0:
@@ -219,7 +224,9 @@ class Getter:
 
 
 def _code(where: Located) -> int:
-    return 0 if where.generation else where.code or _GONE
+    if where.generation:
+        return 0
+    return max(where.code, CODE_MIN) if where.code < 0 else _GONE
 
 
 def _left(deadline: float | None) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from moonpool.client.answers import words
 from moonpool.transport.base import I64, U64, Pieces, Places
 
 CHUNK_OBJECTS = 512
@@ -33,7 +34,7 @@ def chunks(
 
 def one_place(row: Row) -> Places:
     """Return the place of a single object."""
-    column = np.array(row, np.uint64)
+    column = words(row)
     return Places(
         column[2:3].view(np.int64),
         column[3:4],
@@ -46,7 +47,7 @@ def one_place(row: Row) -> Places:
 
 def by_segment(rows: Sequence[Row]) -> Iterator[tuple[int, I64, Places]]:
     """Yield (segment, objects (n,), places) for each segment that occurs in the rows."""
-    table = np.array(rows, np.uint64).reshape(-1, 8).T
+    table = words(rows).reshape(-1, 8).T
     segments = table[_SEGMENT]
     if not segments.size:
         return

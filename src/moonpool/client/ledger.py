@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from moonpool.client.answers import as_many, expect
+from moonpool.client.answers import as_many, expect, sound
 from moonpool.client.channel import Channel
 from moonpool.client.connection import LateAnswerError, LostAnswerError
 from moonpool.core.messages import (
@@ -64,6 +64,7 @@ class PutLedger:
         try:
             answer, epoch = self._channel.ask(request)
             grants = as_many(expect(PutStarted, answer).grants, len(keys))
+            sound(grant.code for grant in grants)
             self._under_way.update([grant.generation for grant in grants if grant.code == 0])
         except _UNANSWERED:
             self._later(SOON_S, TRIES, [], list(keys))
@@ -77,7 +78,9 @@ class PutLedger:
         whether the objects are there."""
         try:
             reply = self._channel.call(PutEnd(generations, checksums))
-            return as_many(expect(Codes, reply).codes, len(generations))
+            ended = as_many(expect(Codes, reply).codes, len(generations))
+            sound(ended)
+            return ended
         except BaseException:
             self._later(SOON_S, TRIES, generations, [])
             raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from moonpool.errors import (
     BufferAlreadyRegisteredError,
     BufferNotRegisteredError,
+    BufferTooSmallError,
     InvalidArgumentError,
 )
 from moonpool.transport.base import I64, U64, Pieces
@@ -85,6 +86,17 @@ def view_of(buffer: Buffer, *, writable: bool = False) -> memoryview:
 def is_writable(buffer: Buffer) -> bool:
     """Tell whether a buffer's bytes may be changed."""
     return not memoryview(cast("bytes", buffer)).readonly
+
+
+A = TypeVar("A")
+
+
+def taken(make: Callable[[int], A], nbytes: int) -> A:
+    """Return memory for an object that is read; BufferTooSmallError if there is not so much."""
+    try:
+        return make(nbytes)
+    except MemoryError:
+        raise BufferTooSmallError(f"no memory for an object of {nbytes} bytes") from None
 
 
 def whole(spans: Sequence[Span]) -> Pieces:

@@ -43,6 +43,7 @@ class Reach:
         self._failed: dict[tuple[int, int], float] = {}
         self._segments: dict[tuple[int, int], SegmentInfo] = {}
         self._refresh_at = 0.0
+        self._largest = 0
         self._closed = False
         self.near_host = ""
         """What this machine's memory is called; empty while no node of it is known."""
@@ -58,6 +59,18 @@ class Reach:
             return found
         with self._lock:
             return self._found(where)
+
+    def size_max(self, wanted: int) -> int:
+        """Return what the largest segment can hold, in bytes; the master is asked again if that is
+        less than ``wanted``. Nobody should take memory for more, whatever an answer says.
+
+        Raises MasterUnreachableError.
+        """
+        if wanted > self._largest:
+            with self._lock:
+                if wanted > self._largest and not self._closed:
+                    self._refresh(time.monotonic())
+        return self._largest
 
     def each(
         self,
@@ -119,6 +132,7 @@ class Reach:
             raise ProtocolError(f"the master answered GetSegments with {type(reply).__name__}")
         self._segments = {(epoch, info.handle): info for info in reply.segments}
         self._refresh_at = now + REFRESH_S
+        self._largest = max((info.data_bytes for info in reply.segments), default=0)
         hosts = {info.host: info.path for info in reply.segments}
         self.near_host = next((h for h, path in hosts.items() if shares_memory(h, path)), "")
         self._failed = {key: until for key, until in self._failed.items() if until > now}

@@ -185,8 +185,8 @@ class Store(Handing):
         """Put an object. Return False if the key is taken; the bytes there are kept.
 
         parent: the key that this object continues; eviction takes it first. replicas: copies on
-        as many segments, as far as there are so many. wishes: more of that kind; ``replicas``
-        does not count then. Raises InvalidKeyError,
+        as many hosts; those for which there is no host yet are made when one joins. wishes: more
+        of that kind; ``replicas`` does not count then. Raises InvalidKeyError,
         InvalidArgumentError (empty value), ValueTooLargeError, NoSpaceError,
         MasterUnreachableError, TransferError.
         """
@@ -217,7 +217,7 @@ class Store(Handing):
 
         def room(size: int) -> memoryview:
             nonlocal found
-            found = bytearray(size)
+            found = memory.taken(bytearray, size)
             return memoryview(found)
 
         self._get(key, room, lease)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moonpool.client import memory
 from moonpool.client.answers import expect
@@ -224,9 +225,13 @@ class Transfers(Lookups):
         arrays: list[Any] = []
 
         def room(sizes: U64, codes: I64) -> Pieces:
-            arrays.extend(np.empty(size, np.uint8) for size in sizes.tolist())
+            arrays.extend(memory.taken(_empty, size) for size in sizes.tolist())
             return memory.whole([span_of(array, writable=True) for array in arrays])
 
         codes = self._getter.read_chunk([*keys], room)
         found = zip(arrays, codes.tolist(), strict=True)
         return [array.tobytes() if code == 0 else None for array, code in found]
+
+
+def _empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.empty(nbytes, np.uint8)

@@ -18,6 +18,7 @@ from moonpool.master.service import LOG_LINES_PER_S, LogLimit
 
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 65_536
+LENGTH_CHARS_MAX = 9
 FIELDS_MAX = 64
 REQUEST_S = 10.0
 """How long a peer may take from its connection to having read the answer."""
@@ -123,7 +124,8 @@ class HttpSession(asyncio.Protocol):
             self._answer(Page(b"", "text/plain", 405), f"Allow: {allowed}\r\n")
             return
         length = fields.get("content-length", "0")
-        if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+        known = length.isdecimal() and len(length) <= LENGTH_CHARS_MAX
+        if not known or int(length) > BODY_BYTES_MAX:
             self._refuse("413 Content Too Large")
             return
         try:

@@ -13,6 +13,7 @@ from moonpool.protocol.versions import PROTOCOL_MAX, PROTOCOL_MIN
 from moonpool.transport.lane import Lane
 from moonpool.transport.wire import Wire, connect
 
+PORT_CHARS_MAX = 5
 CONNECTIONS_MAX = 8
 DEPTH_MAX = 4
 """Requests that are under way on one connection."""
@@ -21,7 +22,8 @@ DEPTH_MAX = 4
 def parse_address(address: str) -> tuple[str, int]:
     """Return (host, port) of ``host:port``; raise InvalidArgumentError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+    sound = port.isdecimal() and len(port) <= PORT_CHARS_MAX and 0 < int(port) < 65_536
+    if not colon or not host or not sound:
         raise InvalidArgumentError(f"{address!r} is not host:port")
     return host.strip("[]"), int(port)
 

@@ -1,0 +1,112 @@
+"""What fuzzing has found, each by its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from moonpool import MoonpoolError, Store, config
+from moonpool.client.local import LocalChannel
+from moonpool.client.memory import taken
+from moonpool.core import messages as m
+from moonpool.errors import BufferTooSmallError, ConfigError, InvalidArgumentError
+from moonpool.master.http import HttpSession, Route
+from moonpool.router.kubernetes import _port
+from moonpool.router.members import named
+from moonpool.transport.pool import parse_address
+from moonpool.transport.segment import Segment
+from tests.unit.master.peers import Pipe
+
+MANY_DIGITS = "9" * 5000
+
+
+class Said(LocalChannel):
+    """A pool whose master says something else than it has, once something is ``told``."""
+
+    told: m.Reply | None = None
+
+    def ask(self, request: m.Request, timeout_s: float | None = None) -> tuple[m.Reply, int]:
+        """Return what it says instead for a Get or a PutStart."""
+        reply, epoch = super().ask(request, timeout_s)
+        if self.told is not None and isinstance(request, m.Get | m.PutStart):
+            return self.told, epoch
+        return reply, epoch
+
+
+@pytest.fixture
+def said() -> Iterator[tuple[Said, Store]]:
+    channel = Said(Segment.anonymous(1 << 20))
+    with Store(channel, channel.opener, put_timeout_s=0.0, lease_s=5.0) as store:
+        assert store.put("key", b"value")
+        yield channel, store
+
+
+def located(**changed: int) -> m.Located:
+    sound = {"size": 5, "checksum": 0, "generation": 5} | changed
+    return m.Located(**sound, slots=[m.Slot(1, 0, changed.get("offset", 0))])
+
+
+@pytest.mark.parametrize("text", [MANY_DIGITS + "KB", MANY_DIGITS])
+def test_a_size_beyond_all_numbers_is_no_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="size"):
+        config.load(config.NodeConfig, flags={"size": text}, env={})
+
+
+def test_a_bootstrap_port_of_many_digits_is_no_port() -> None:
+    with pytest.raises(ConfigError, match="no port"):
+        named("http://10.0.0.1:8000", "prefill", MANY_DIGITS)
+
+
+@pytest.mark.parametrize("port", [MANY_DIGITS, "0" * 5000 + "1", "²"])
+def test_a_nodes_port_of_many_digits_is_no_address(port: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="host:port"):
+        parse_address(f"10.0.0.1:{port}")
+
+
+def test_a_port_of_superscript_digits_is_none() -> None:
+    assert _port([], "²") is None
+    assert _port([], MANY_DIGITS) is None
+
+
+async def test_a_content_length_of_many_digits_is_too_large() -> None:
+    pipe = Pipe()
+
+    def never(*_: object) -> None:
+        raise AssertionError("it was served")
+
+    session = HttpSession({"/page": Route(("PUT",), never)})  # type: ignore[arg-type]
+    session.connection_made(pipe)
+    session.data_received(b"PUT /page HTTP/1.1\r\nContent-Length: %b\r\n\r\n" % (b"9" * 5000))
+    session.connection_lost(None)
+    assert pipe.sent.startswith(b"HTTP/1.1 413 ")
+    assert pipe.closed
+
+
+@pytest.mark.parametrize("size", [-1, -(2**63), 2**32, 2**63, 2**64 - 1])
+def test_a_size_that_no_segment_holds_costs_no_memory(said: tuple[Said, Store], size: int) -> None:
+    channel, store = said
+    channel.told = m.Got([located(size=size)])
+    with pytest.raises(MoonpoolError):
+        store.get("key")
+    try:
+        assert store.get_batch(["key"]) == [None]
+    except MoonpoolError:
+        assert size < 0
+    channel.told = None
+    assert store.get("key") == b"value"
+
+
+def test_a_code_of_more_than_32_bits_is_no_code(said: tuple[Said, Store]) -> None:
+    channel, store = said
+    for code in (2**63, 2**64 - 1, 7, -(2**63)):
+        channel.told = m.PutStarted([m.Grant(code, 0, 0, [])])
+        with pytest.raises(MoonpoolError):
+            store.put_batch(["new"], [b"x"])
+    channel.told = None
+    assert store.put_batch(["other"], [b"x"]) == [0]
+
+
+def test_an_object_for_which_there_is_no_memory_is_a_typed_error() -> None:
+    with pytest.raises(BufferTooSmallError, match="no memory"):
+        taken(bytearray, 1 << 60)
