@@ -94,6 +94,7 @@ def write(
 ) -> tuple[list[int], list[int]]:
     """Write objects and commit their slots; return a code and a checksum for each."""
     codes, checksums = [], []
+    keep = segment.views()  # mapped, though it be closed meanwhile
     for i, place in enumerate(rows(places)):
         pieces, checksum = _pieces(memory, i), 0
         code = _BAD
@@ -108,6 +109,7 @@ def write(
             code = _seal(segment, place, checksum)
         codes.append(code)
         checksums.append(checksum)
+    del keep
     return codes, checksums
 
 
