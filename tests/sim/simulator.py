@@ -66,11 +66,15 @@ class Node:
     file: File
     process: Process
     session: int = 0
+    draining: bool = False
     inbox: list[m.Push] = field(default_factory=list)
 
 
 class Simulation:
     """One seeded run."""
+
+    copies = False
+    """Whether nodes can fetch from one another."""
 
     def __init__(self, seed: int, shape: Shape) -> None:
         self.rng = random.Random(seed)
@@ -163,9 +167,10 @@ class Simulation:
 
     def _mount(self, node: Node, process: Process) -> int:
         file = node.file
-        path = f"/{node.name}"
-        info = m.SegmentInfo("s", node.name, "h", "a", path, file.page_count * PAGE, file.slots)
-        reply = self.handle(m.Mount(info, file.generation_max()), process.peer)
+        name, size = node.name, file.page_count * PAGE
+        info = m.SegmentInfo("s", name, name, name, f"/{name}", size, file.slots)
+        known = self.copies, node.draining
+        reply = self.handle(m.Mount(info, file.generation_max(), *known), process.peer)
         file.epoch = reply.epoch
         self.files[reply.epoch, reply.handle] = file
         return int(reply.handle)
@@ -316,10 +321,11 @@ class Simulation:
         slot = self.rng.choice(located.slots)
         file = self.files[epoch, slot.segment]
         pages = -(-located.size // PAGE)
-        chunks = yield from self._stalling(file.read(slot.offset, pages, located.generation))
+        generation = slot.generation or located.generation
+        chunks = yield from self._stalling(file.read(slot.offset, pages, generation))
         if chunks is None:
             self.count["read misses"] += 1
-        elif self.truth.get(located.generation) == (key, chunks):
+        elif self.truth.get(generation) == (key, chunks):
             self.count["reads"] += 1
         else:
             raise Corruption(f"{key!r} as {located}: read {chunks}")

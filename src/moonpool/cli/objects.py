@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def put(
     key: Key,
     file: Annotated[Path, typer.Argument(help="The file to store; - for stdin.")],
-    replicas: Annotated[int, typer.Option(help="How many copies, on different segments.")] = 1,
+    replicas: Annotated[int, typer.Option(help="How many copies, on different hosts.")] = 1,
     master: Master = None,
 ) -> None:
     """Store a file under a key. A key that exists keeps its bytes: exit code 1."""
@@ -58,6 +58,10 @@ def put(
     with connect(master) as store:
         if not store.put(parse(key), value, replicas=replicas):
             fail(f"{key} exists already; its bytes were kept", NOT_WELL)
+        hosts = store.stat(parse(key)).hosts if replicas > 1 else 1
+    if replicas > 1 and hosts < replicas:
+        there = f"{hosts} of {replicas} copies are there"
+        typer.echo(f"moonpool: {printable(key)}: {there}; more as hosts join", err=True)
 
 
 @reports_errors
@@ -105,9 +109,15 @@ def ls(
         print_json(infos)
         return
     rows = [
-        [info["key"], size_text(info["size"]), f"{info['used_s_ago']:.0f} s ago"] for info in infos
+        [
+            info["key"],
+            size_text(info["size"]),
+            f"{info['used_s_ago']:.0f} s ago",
+            f"{info['hosts']}/{info['replicas']}",
+        ]
+        for info in infos
     ]
-    print_table(["key", "size", "used"], rows)
+    print_table(["key", "size", "used", "replicas"], rows)
 
 
 @reports_errors

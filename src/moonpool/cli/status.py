@@ -76,13 +76,10 @@ def _row(segment: SegmentStatus) -> list[str]:
 def drain_text(drain: DrainStatus) -> str:
     """Return how far a drain is, in a line."""
     if drain.empty:
-        done = f"node {drain.node} is empty and may be stopped"
-        return (
-            f"{done}; {drain.disk_only:,} objects are on its disk only" * bool(drain.disk_only)
-            or done
-        )
-    text = f"node {drain.node} is being drained for {drain.since_s:.0f} s: {drain.objects:,} "
-    text += f"objects ({size_text(drain.nbytes)}) left"
+        text = f"node {drain.node} is drained and may be stopped"
+    else:
+        text = f"node {drain.node} is being drained for {drain.since_s:.0f} s: "
+        text += f"{drain.objects:,} objects ({size_text(drain.nbytes)}) left"
     if drain.stuck:
         text += f"; {drain.stuck:,} find no room elsewhere"
     if drain.disk_only:

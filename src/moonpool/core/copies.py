@@ -106,6 +106,8 @@ class Copies:
         """Objects with copies beyond those wanted."""
         self.retiring: dict[tuple[Object, int], float] = {}
         """Places to be given up once nobody reads there: (object, segment), and when at last."""
+        self.parked: dict[Object, None] = {}
+        """What would be evicted if that made room: it is on nodes only that are being drained."""
         self.drains: dict[str, Drain] = {}
         self.said: dict[str, bool] = {}
         """The last word on each node's drain in this master's life."""
@@ -146,6 +148,7 @@ class Copies:
         """Take note that an object is gone."""
         self.thin.pop(removed, None)
         self.spares.pop(removed, None)
+        self.parked.pop(removed, None)
 
     def validate(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
@@ -159,3 +162,4 @@ class Copies:
         assert total == self.bytes_of
         assert all(each.alive for each in self.thin)
         assert all(each.alive for each in self.spares)
+        assert all(each.alive for each in self.parked)

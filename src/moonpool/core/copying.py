@@ -104,8 +104,8 @@ def _place(
     config = state.config
     left = 1 - (config.watermark_low if spare else config.watermark_high)
     for segment in sorted(targets, key=lambda s: (-s.free_ratio(), s.handle)):
-        if segment.free_ratio() <= left:
-            break
+        if segment.free_ratio() - needed / segment.space.total_bytes < left:
+            continue
         slot = segment.take(needed)
         if slot is not None:
             return segment, slot
@@ -190,6 +190,9 @@ def ended(state: State, put: Put, checksum: int) -> int:
     added = Slot(slot.segment, slot.index, slot.offset, put.generation)
     each.move([*each.slots, added])
     segment.own(slot.offset, each)
+    if each in state.copies.parked:
+        del state.copies.parked[each]
+        state.offer([each])
     state.counters[f"{copy.why}_copies"] += 1
     state.counters[f"{copy.why}_copy_bytes"] += copy.nbytes
     note(state, each)

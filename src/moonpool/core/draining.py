@@ -43,7 +43,7 @@ def mounted(state: State, segment: Segment, *, draining: bool) -> None:
 
 def node_left(state: State, node: str) -> None:
     """A node has taken its memory back: when it comes again it is like any other."""
-    state.copies.drains.pop(node, None)
+    _set(state, node, [], on=False)
     state.copies.said.pop(node, None)
 
 
@@ -56,6 +56,8 @@ def _set(state: State, node: str, segments: list[Segment], *, on: bool) -> None:
         state.counters["drains"] += 1
     elif not on:
         drains.pop(node, None)
+        parked, state.copies.parked = state.copies.parked, {}
+        state.offer(list(parked))
 
 
 def go_on(state: State) -> None:

@@ -115,6 +115,19 @@ def _take(usable: list[Segment], handles: list[int], size: int) -> tuple[Segment
 
 
 def _coldest(state: State) -> Object | None:
+    """Return the object to be evicted next; one of which only draining nodes have copies waits."""
+    coldest = _next(state)
+    while coldest is not None and state.copies.drains and _frees_nothing(state, coldest):
+        state.copies.parked[coldest] = None
+        coldest = _next(state)
+    return coldest
+
+
+def _frees_nothing(state: State, each: Object) -> bool:
+    return all(state.segments.by_handle[slot.segment].draining for slot in each.slots)
+
+
+def _next(state: State) -> Object | None:
     coldest = state.eviction.pop()
     if coldest is None:
         state.offer(state.index.cut_cycles())

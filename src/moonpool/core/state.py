@@ -158,7 +158,7 @@ class State:
         slots = removed.slots
         if removed.pinned:
             self.soft.forget(removed)
-        if self.copies.thin or self.copies.spares:
+        if self.copies.thin or self.copies.spares or self.copies.parked:
             self.copies.forget(removed)
         eviction = self.eviction
         if eviction.counts:

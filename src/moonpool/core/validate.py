@@ -14,6 +14,7 @@ def validate(state: State) -> None:
     state.index.validate()
     state.leases.validate(objects)
     leaving = {each.object.generation for each in state.disks.leaving.values()}
+    leaving |= {each.generation for each in state.copies.parked}
     state.eviction.validate(objects, leaving)
     state.soft.validate(objects)
     state.disks.validate((each.key for each in objects), state.puts)

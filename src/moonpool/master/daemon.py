@@ -162,6 +162,8 @@ def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
         put_timeout_s=config.put_timeout_s,
         eviction=config.eviction,
         kv_lease_s=config.kv_lease_s,
+        copy_rate=config.copy_rate,
+        repair_after_s=config.repair_after_s,
         soft_pin_s=config.soft_pin_s,
         soft_pin_s_max=config.soft_pin_s_max,
         evict_soft_pinned=config.evict_soft_pinned,
