@@ -8,6 +8,7 @@ from tests.fuzz.files_disk import IndexLog, ShelfFiles
 from tests.fuzz.files_segment import SegmentFile, Takeover
 from tests.fuzz.http_bodies import EngineEvents, Operators, Requests, TransferParams
 from tests.fuzz.http_servers import MasterHttp, RouterHttp
+from tests.fuzz.mooncake_input import MooncakeFlags, MooncakeSetup
 from tests.fuzz.target import Target
 from tests.fuzz.wire_client import Answers, Believer
 from tests.fuzz.wire_master import MasterWire
@@ -30,6 +31,8 @@ TARGETS: tuple[type[Target], ...] = (
     Operators,
     TransferParams,
     EngineEvents,
+    MooncakeFlags,
+    MooncakeSetup,
     MasterHttp,
     RouterHttp,
 )

@@ -9,6 +9,9 @@ import pytest
 from moonpool import MoonpoolError, Store, config
 from moonpool.client.local import LocalChannel
 from moonpool.client.memory import taken
+from moonpool.compat.arguments import setup_of
+from moonpool.compat.codes import INVALID
+from moonpool.compat.commands import master
 from moonpool.core import messages as m
 from moonpool.errors import BufferTooSmallError, ConfigError, InvalidArgumentError
 from moonpool.master.http import HttpSession, Route
@@ -51,6 +54,16 @@ def located(**changed: int) -> m.Located:
 def test_a_size_beyond_all_numbers_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError, match="size"):
         config.load(config.NodeConfig, flags={"size": text}, env={})
+
+
+def test_a_flag_of_more_than_64_bits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="client_ttl"):
+        master.read([f"--client_ttl={'9' * 400}"])
+
+
+def test_a_size_of_many_digits_is_no_size_for_setup() -> None:
+    config = {"local_hostname": "h", "metadata_server": "P2PHANDSHAKE"}
+    assert setup_of([{**config, "global_segment_size": MANY_DIGITS}], {}) == INVALID
 
 
 def test_a_bootstrap_port_of_many_digits_is_no_port() -> None:

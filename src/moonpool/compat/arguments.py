@@ -35,6 +35,7 @@ SETUP = (
     Parameter("client_http_port", i32, 9300),
 )
 SIZE_MIN = 1024
+SIZE_CHARS_MAX = 20
 BUFFER_MAX = 1 << 40
 SEGMENT_MAX = 1 << 42
 DEFAULT_SIZE = 16 << 20
@@ -100,7 +101,8 @@ def _size(value: str) -> int | None:
     digits = value.strip().lower()
     number = digits.rstrip("bkmgt ")
     unit = digits[len(number) :].strip()
-    if not number.isascii() or not number.isdecimal() or unit not in _UNITS:
+    known = number.isascii() and number.isdecimal() and len(number) <= SIZE_CHARS_MAX
+    if not known or unit not in _UNITS:
         return None
     return int(number) * _UNITS[unit]
 

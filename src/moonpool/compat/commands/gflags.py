@@ -16,6 +16,7 @@ from moonpool.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20
 FILES_MAX = 16
+INT_MAX = (1 << 63) - 1
 _TRUTHS = {"true": True, "t": True, "yes": True, "y": True, "1": True} | {
     "false": False,
     "f": False,
@@ -131,7 +132,10 @@ def _value(kind: str, said: Any) -> Any:
     if isinstance(said, bool):
         raise ValueError("a truth value")
     if kind == "int":
-        return int(said)
+        number = int(said)
+        if not -INT_MAX <= number <= INT_MAX:
+            raise ValueError("more than 64 bits")
+        return number
     if kind == "float":
         return float(said)
     if kind == "ms":
