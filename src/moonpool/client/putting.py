@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +87,26 @@ class Putter:
                 raise
             codes[codes == _LOST] = error.code
         return codes
+
+    # --- a put of which the bytes come later --------------------------------------------------
+
+    def begin(self, items: list[PutItem], wishes: Wishes) -> tuple[Sequence[Grant], int]:
+        """Ask for space; return a grant for each, and the epoch they count in. Who was granted
+        space must ``finish`` or ``abandon`` it. Raises MasterUnreachableError."""
+        return self._ledger.start(wishes.start(items, self._preferred), [i.key for i in items])
+
+    def finish(self, batch: Batch, grants: Sequence[Grant], epoch: int) -> I64:
+        """Write objects to where space was granted and commit them; return a code for each.
+
+        Raises MasterUnreachableError.
+        """
+        codes = codes_of(len(grants), 0)
+        self._fill(batch, dict(enumerate(grants)), codes, epoch)
+        return codes
+
+    def abandon(self, grants: Iterable[Grant]) -> None:
+        """Give space back."""
+        self._ledger.give_up(grant.generation for grant in grants)
 
     @property
     def _preferred(self) -> str:

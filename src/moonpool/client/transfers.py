@@ -14,6 +14,7 @@ from moonpool.client import memory
 from moonpool.client.answers import expect
 from moonpool.client.channel import Channel
 from moonpool.client.getting import Getter
+from moonpool.client.later import Later
 from moonpool.client.looking import Looking
 from moonpool.client.lookups import Lookups
 from moonpool.client.memory import Registry, is_writable, span_of
@@ -65,6 +66,7 @@ class Transfers(Lookups):
         self._registry = Registry()
         self._put_timeout_s = put_timeout_s
         self.looking = Looking(channel, self._getter, self._registry)
+        self.later = Later(self._putter)
 
     def move_at_once(self, nbytes: int) -> None:
         """Ask the master for, and move, so many bytes of a batch at a time. The default suits

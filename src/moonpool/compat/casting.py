@@ -171,6 +171,11 @@ def ragged(value: Any) -> Ragged:
     return Ragged(_array(list(chain.from_iterable(rows))), starts)
 
 
+def ragged_rows(value: Any) -> list[list[int]]:
+    """A list of lists of such numbers, as lists."""
+    return [numbers(row).tolist() for row in items_of(value)]
+
+
 def _array(items: Sequence[Any]) -> U64:
     try:
         found = array("Q", items)

@@ -20,8 +20,10 @@ from moonpool.compat.enums import (
 )
 from moonpool.compat.lifecycle import Lifecycle
 from moonpool.compat.looking import Looking
+from moonpool.compat.ranges import Ranges
 from moonpool.compat.replicas import Replicas
 from moonpool.compat.replicate import ReplicateConfig
+from moonpool.compat.sessions import Sessions
 from moonpool.compat.upserts import Upserts
 from moonpool.compat.zerocopy import ZeroCopy
 
@@ -41,7 +43,9 @@ __all__ = [
 ]
 
 
-class MooncakeDistributedStore(Lifecycle, Copying, Looking, ZeroCopy, Upserts, Replicas):
+class MooncakeDistributedStore(
+    Lifecycle, Copying, Looking, ZeroCopy, Upserts, Replicas, Ranges, Sessions
+):
     """The pool, as programs written for Mooncake see it. Calls answer with numbers: 0 or more for
     success, a negative code otherwise; TypeError is for arguments of wrong types only."""
 

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-MODULES = ("copying", "looking", "zerocopy", "configs", "lives", "leases")
+MODULES = ("copying", "looking", "zerocopy", "configs", "lives", "sessions", "leases")
 CASES: dict[str, Callable[..., Any]] = {}
 
 
