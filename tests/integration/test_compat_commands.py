@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import aiohttp
 import pytest
 
 from moonpool.compat.dummy import ask_client
@@ -25,6 +29,8 @@ from tests.integration.mooncake_shim import (
     shim_environment,
 )
 from tests.integration.processes import eventually
+from tests.integration.test_router_process import Engine
+from tests.unit.router.upstream import serving_app
 
 MIB = 1 << 20
 
@@ -266,3 +272,41 @@ print(codes, data[:100].tolist() == [7] * 100)
         process.wait()
     assert said.strip() == "[1, 0, 0, 0] 7 ['written']"
     assert (SHIM / "bin" / "transfer_engine_topology_dump").exists()
+
+
+async def test_the_proxy_server_is_a_router(tmp_path: Path) -> None:
+    prefill, decode = Engine("p"), Engine("d")
+    async with AsyncExitStack() as stack:
+        urls = [
+            await stack.enter_async_context(serving_app(each.app())) for each in (prefill, decode)
+        ]
+        ports = [url.rpartition(":")[2] for url in urls]
+        port = free_port()
+        command = (
+            *(sys.executable, "-m", "mooncake.vllm_v1_proxy_server", f"--port={port}"),
+            *("--prefiller-host", "127.0.0.1", "--prefiller-port", ports[0]),
+            *("--decoder-host", "127.0.0.1", "--decoder-port", ports[1]),
+        )
+        url = f"http://127.0.0.1:{port}"
+        process = await asyncio.create_subprocess_exec(*command, env=shim_environment())
+        try:
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            health = await poll(session, f"{url}/healthcheck")
+            assert health == {"status": "ok", "prefill_instances": 1, "decode_instances": 1}
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+            async with session.post(f"{url}/v1/chat/completions", json=body) as reply:
+                assert (reply.status, await reply.json()) == (200, {"by": "d"})
+        finally:
+            process.terminate()
+            await asyncio.wait_for(process.wait(), 30)
+
+
+async def poll(session: aiohttp.ClientSession, url: str) -> Any:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            async with session.get(url) as reply:
+                return await reply.json()
+        except aiohttp.ClientError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
