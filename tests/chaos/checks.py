@@ -146,7 +146,7 @@ def damage(cluster: Cluster, promises: Promises, faults: Faults, fault: Fault) -
         before, node = promises.place(), f"n{fault.target}"
         faults.carry_out((fault,))
         here = {key for key, (nodes, _) in before.items() if nodes == [node]}
-        if fault.kind == "reboot node":
+        if fault.kind in ("reboot node", "corrupt header"):
             # Only what its disk has can come back.
             promises.excuse([key for key in here if before[key][1] != node])
             here = set()

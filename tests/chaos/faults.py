@@ -162,9 +162,25 @@ class Faults:
                 path.unlink()
         elif fault.kind == "corrupt segment":
             flip(segments, chance, FLIPS)
+        elif fault.kind == "corrupt header":
+            for path in segments:
+                break_header(path, chance)
         else:
             flip([p for p in cluster.disk().glob("ssd/*/*.*") if p.stat().st_size], chance, FLIPS)
         return lambda: cluster.start(node)
+
+
+def break_header(path: Path, chance: random.Random) -> None:
+    """Invert a byte of a segment's header, or cut the file short."""
+    if chance.random() < 0.5:
+        os.truncate(path, chance.randrange(path.stat().st_size))
+        return
+    with path.open("r+b") as file:
+        at = chance.randrange(4096)
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1 << chance.randrange(8)]))
 
 
 def flip(paths: list[Path], chance: random.Random, count: int) -> None:

@@ -16,6 +16,7 @@ ALONE = (
     "kill everything",
     "kill nodes and clients",
     "corrupt segment",
+    "corrupt header",
     "corrupt disk",
     "reboot node",
 )
@@ -110,7 +111,8 @@ def _act(chance: random.Random, kind: str, masters: int) -> tuple[Fault, ...]:
 
 
 def _fault(chance: random.Random, kind: str) -> Fault:
-    seconds = chance.uniform(0.2, 6.0)
+    # A put is given up after 5 s, a leader after 3 s, a call after 2 s: on both sides of each.
+    seconds = chance.uniform(0.2, 6.0) if chance.random() < 0.85 else chance.uniform(6.0, 12.0)
     target = chance.randrange(CLIENTS if "client" in kind else NODES)
     if kind == "corrupt disk":
         target = DISK_NODE

@@ -19,7 +19,7 @@ from tests.chaos.report import Report
 from tests.integration.etcd import ETCD
 
 Say = Callable[[str], None]
-DAMAGES = ("corrupt segment", "corrupt disk", "reboot node")
+DAMAGES = ("corrupt segment", "corrupt header", "corrupt disk", "reboot node")
 WARM_S = 3.0
 
 
