@@ -267,6 +267,10 @@ class AsyncStore:
         """See ``Store.status``."""
         return self._run(self.store.status)
 
+    def drain_node(self, node: str, on: bool = True) -> Awaitable[None]:
+        """See ``Store.drain_node``."""
+        return self._run(self.store.drain_node, node, on)
+
     async def _run(self, call: Callable[..., R], *arguments: Any, **options: Any) -> R:
         async with self._turn:
             if self._closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 
 from moonpool.client.answers import CODE_MIN, as_many, expect, words
 from moonpool.client.channel import Channel
+from moonpool.client.choosing import Choice
 from moonpool.client.coming import is_any_coming, wait_for
 from moonpool.client.grouping import Row, by_segment, chunks, one_place, pieces_of
 from moonpool.client.memory import codes_of, one_object, trimmed
@@ -52,6 +54,7 @@ class Getter:
         self._reach = reach
         self.lease_s = lease_s
         self._leases = itertools.count(1)
+        self._choice = Choice(random.getrandbits(16))
 
     def new_lease(self) -> int:
         """Return a number that this client has not used for a lease yet."""
@@ -135,6 +138,12 @@ class Getter:
         Only what was read before ``until`` counts: a node that does not answer takes nothing away
         from what others gave.
         """
+        with self._choice.reading(found, partial(self._reach.is_near, epoch)) as ordered:
+            self._read_in_order(epoch, ordered, memory, codes, until)
+
+    def _read_in_order(
+        self, epoch: int, found: Sequence[Located], memory: Pieces, codes: I64, until: float
+    ) -> None:
         wanted = np.flatnonzero(codes == 0)
         for attempt in range(max((len(where.slots) for where in found), default=0)):
             rows = [
@@ -204,10 +213,13 @@ class Getter:
         if not 0 < where.size <= self._reach.size_max(where.size):
             return code, False
         room = room_for(where.size)
-        for attempt in range(len(where.slots)):
-            code = self._read_replica(epoch, where, attempt, room)
-            if code == 0:
-                break
+        if len(where.slots) == 1:
+            return self._read_replica(epoch, where, 0, room), True
+        with self._choice.reading([where], partial(self._reach.is_near, epoch)) as (ordered,):
+            for attempt in range(len(ordered.slots)):
+                code = self._read_replica(epoch, ordered, attempt, room)
+                if code == 0:
+                    break
         return code, True
 
     def _read_replica(
@@ -218,7 +230,8 @@ class Getter:
         if transport is None:
             return _FAILED
         if is_near(transport) and isinstance(room, memoryview) and size <= BUFFER_BYTES_MAX:
-            place = Place(slot.index, slot.offset, size, size, where.generation)
+            generation = slot.generation or where.generation
+            place = Place(slot.index, slot.offset, size, size, generation)
             return transport.read_buffer(place, room)
         return int(transport.read(one_place(_row(0, where, attempt)), one_object(room))[0])
 
@@ -236,7 +249,7 @@ def _left(deadline: float | None) -> float | None:
 def _row(i: int, where: Located, attempt: int) -> Row:
     slot, size = where.slots[attempt], where.size
     at = slot.segment, slot.index, slot.offset
-    return (i, *at, size, size, where.generation, where.checksum)
+    return (i, *at, size, size, slot.generation or where.generation, where.checksum)
 
 
 def _fitted(memory: Pieces, exact: bool, said: U64 | None, sizes: U64, codes: I64) -> Pieces:

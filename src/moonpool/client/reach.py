@@ -72,6 +72,14 @@ class Reach:
                     self._refresh(time.monotonic())
         return self._largest
 
+    def is_near(self, epoch: int, segment: int) -> bool:
+        """Tell whether a segment is in this host's memory, as far as that is known."""
+        found = self._open.get((epoch, segment))
+        if found is not None:
+            return is_near(found)
+        info = self._segments.get((epoch, segment))
+        return info is not None and bool(info.host) and info.host == self.near_host
+
     def each(
         self,
         epoch: int,

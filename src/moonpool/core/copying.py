@@ -175,11 +175,13 @@ def ended(state: State, put: Put, checksum: int) -> int:
         return codes.INVALID_WRITE
     each, slot = copy.object, put.held[0]
     segment = state.segments.by_handle[slot.segment]
+    hosts = healthy_hosts(state, each)
     if (
         not each.alive
         or each.where.checksum != checksum
         or segment.draining
-        or segment.host in healthy_hosts(state, each)
+        or segment.host in hosts
+        or (len(hosts) >= wanted_of(each.generation) and not is_spare(put.generation))
     ):
         state.counters["copies_stale"] += 1
         give_up(state, put)
@@ -244,6 +246,8 @@ def repair(state: State) -> None:
     for _ in range(min(len(thin), LOOKED_AT_MAX)):
         each = next(iter(thin))
         due = thin.pop(each)
+        if len(healthy_hosts(state, each)) >= wanted_of(each.generation):
+            continue  # a drain was ended
         begun = STARTED
         if due <= state.now and each not in state.copies.busy:
             begun = begin(state, each, REPAIR)
