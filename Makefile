@@ -6,6 +6,9 @@ NIXL_VERSION ?= 1.5.1
 MINUTES ?= 2
 INPUTS ?= 100000
 SEED ?= 1
+SEEDS ?= 2000
+FIRST ?= 0
+SIM_S ?= 90
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
@@ -19,7 +22,7 @@ CHECKED := src tests scripts bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up install dev test lint types unit integration e2e chaos fuzz format clean
+.PHONY: help demo up install dev test lint types unit sim integration e2e chaos fuzz format clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,7 +37,7 @@ install: $(BASE) $(VLLM) ## Make .venv with moonpool and a CPU build of vLLM.
 
 dev: install $(DEV) ## The same, with what the tests need.
 
-test: lint types unit integration e2e ## Everything.
+test: lint types unit sim integration e2e ## Everything.
 
 lint: $(DEV) ## ruff, its formatter, and the layers between packages.
 	$(BIN)/ruff check $(CHECKED)
@@ -46,6 +49,9 @@ types: $(DEV) ## mypy, strict.
 
 unit: $(DEV) ## Tests without other processes, and the simulator's.
 	$(PYTEST) tests/unit tests/sim
+
+sim: $(DEV) ## SEEDS=N simulated pools from FIRST=SEED on, for SIM_S seconds at most; one shows its trace.
+	$(BIN)/python -m tests.sim.world --seeds $(SEEDS) --first $(FIRST) --seconds $(SIM_S) $(ARGS)
 
 integration: $(DEV) ## Tests with moonpool's own processes, and attacks on them.
 	$(PYTEST) tests/integration tests/adversarial tests/chaos tests/fuzz
