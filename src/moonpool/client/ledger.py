@@ -22,6 +22,7 @@ from moonpool.core.messages import (
     Codes,
     Grant,
     Listed,
+    PutAbandon,
     PutEnd,
     PutRevoke,
     PutStart,
@@ -29,6 +30,7 @@ from moonpool.core.messages import (
     Stat,
 )
 from moonpool.errors import MasterUnreachableError, MoonpoolError, ProtocolError
+from moonpool.protocol.versions import ABANDON_SINCE
 
 REVOKE_TIMEOUT_S = 1.0
 SOON_S = 1.0
@@ -95,11 +97,15 @@ class PutLedger:
             self._later(SOON_S, TRIES, given_up, [])
 
     def doubt(self, generations: Iterable[int]) -> None:
-        """Give these puts up, but only when nobody can be writing them any more."""
+        """Give the keys of these puts up at once, and their space when nobody can be writing there
+        any more. An older master keeps the keys until it finds that the puts take too long."""
         doubtful = list(generations)
         if doubtful:
             self._under_way.difference_update(doubtful)
             self._later(SETTLE_S, TRIES, doubtful, [])
+            if self._channel.version >= ABANDON_SINCE:
+                with contextlib.suppress(MoonpoolError):
+                    self._channel.call(PutAbandon(doubtful), REVOKE_TIMEOUT_S)
 
     def settle(self, now: float) -> None:
         """Do what was put off until ``now`` (monotonic seconds)."""

@@ -18,12 +18,15 @@ from moonpool.transport.base import I64, Places, Transport
 from moonpool.transport.host import shares_memory
 from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.shm import ShmTransport
+from moonpool.transport.tcp import TcpTransport
 
 RETRY_S = 0.5
 """A segment that could not be reached, or is not known to the master, is not asked for earlier."""
 REFRESH_S = 10.0
 """Segments that vanished are noticed at least this often, if anything is transferred."""
 
+OUTDATED_S = 60.0
+"""A way for which there is a better one is closed after so long."""
 FAR_AT_ONCE = 8
 """Segments on other hosts that one batch is moved to or from at the same time."""
 
@@ -40,6 +43,7 @@ class Reach:
         self._opener = opener
         self._lock = threading.Lock()
         self._open: dict[tuple[int, int], Transport] = {}
+        self._outdated: list[tuple[float, Transport]] = []
         self._failed: dict[tuple[int, int], float] = {}
         self._segments: dict[tuple[int, int], SegmentInfo] = {}
         self._refresh_at = 0.0
@@ -119,7 +123,7 @@ class Reach:
         """Close all transports."""
         with self._lock:
             self._closed = True
-            for transport in self._open.values():
+            for transport in [*self._open.values(), *(each for _, each in self._outdated)]:
                 _close(transport)
             self._open.clear()
 
@@ -144,9 +148,15 @@ class Reach:
         hosts = {info.host: info.path for info in reply.segments}
         self.near_host = next((h for h, path in hosts.items() if shares_memory(h, path)), "")
         self._failed = {key: until for key, until in self._failed.items() if until > now}
+        for _, transport in [each for each in self._outdated if each[0] <= now]:
+            _close(transport)
+        self._outdated = [each for each in self._outdated if each[0] > now]
         for where, transport in list(self._open.items()):
             if where not in self._segments or _is_lost(transport):
                 _close(self._open.pop(where))
+            elif _is_outdated(transport):
+                # Somebody may be using it just now.
+                self._outdated.append((now + OUTDATED_S, self._open.pop(where)))
 
     def _try(self, where: tuple[int, int], now: float) -> None:
         info = self._segments.get(where)
@@ -163,6 +173,11 @@ class Reach:
 def is_near(transport: Transport) -> TypeGuard[AttachedTransport | ShmTransport]:
     """Tell whether a transport has the shorter verbs for small objects."""
     return isinstance(transport, AttachedTransport | ShmTransport)
+
+
+def _is_outdated(transport: Transport) -> bool:
+    """Tell whether there is a better way now than there was when this one was opened."""
+    return isinstance(transport, TcpTransport) and transport.outdated()
 
 
 def _is_lost(transport: Transport) -> bool:

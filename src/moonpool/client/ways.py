@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from moonpool.client.attachment import Attachments
 from moonpool.config import EngineConfig
@@ -16,13 +17,15 @@ from moonpool.transport.base import Copier, Transport
 from moonpool.transport.host import shares_memory
 from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.onesided_gpu import GpuMemory
-from moonpool.transport.onesided_link import Links
+from moonpool.transport.onesided_link import Links, StillOpeningError
 from moonpool.transport.onesided_options import options_for
 from moonpool.transport.tcp import TcpTransport
 
 _log = logging.getLogger("moonpool.client")
 
 CONNECT_TIMEOUT_S = 2.0
+ENGINE_WAIT_S = 4.0
+"""An engine that takes longer to start is used when it is there, and the next way until then."""
 ENGINES = ("nixl", "mooncake")
 
 
@@ -61,23 +64,34 @@ class Ways:
     def open(self, info: SegmentInfo) -> Transport:
         """Return the best way to a segment. Raises TransferError with what was tried."""
         tried: list[str] = []
+        coming: list[str] = []
         for kind in self._kinds:
             try:
-                transport = self._open(kind, info)
+                transport = self._open(kind, info, last=kind == self._kinds[-1])
+            except StillOpeningError as error:
+                tried.append(f"{kind}: {error}")
+                coming.append(kind)
+                continue
             except (MoonpoolError, OSError) as error:
                 tried.append(f"{kind}: {error}")
                 continue
             self._tell(kind, info, tried)
+            if coming and isinstance(transport, TcpTransport):
+                transport.outdated = partial(self._any_open, coming, info.address)
             return transport
         raise TransferError("; ".join(tried))
 
-    def _open(self, kind: str, info: SegmentInfo) -> Transport:
+    def _any_open(self, kinds: Sequence[str], address: str) -> bool:
+        return any(self._links[kind].is_open(address) for kind in kinds)
+
+    def _open(self, kind: str, info: SegmentInfo, *, last: bool) -> Transport:
+        """``last``: there is no other way, so that this one is worth any wait."""
         if kind == "shm":
             if not shares_memory(info.host, info.path):
                 raise TransferError("not on this host")
             return self._attachments.open(info)
         if kind in ENGINES:
-            return self._open_one_sided(kind, info)
+            return self._open_one_sided(kind, info, None if last else ENGINE_WAIT_S)
         return TcpTransport(
             info.address,
             info.name,
@@ -87,7 +101,9 @@ class Ways:
             copier=self._copier,
         )
 
-    def _open_one_sided(self, kind: str, info: SegmentInfo) -> OneSidedTransport:
+    def _open_one_sided(
+        self, kind: str, info: SegmentInfo, wait_s: float | None
+    ) -> OneSidedTransport:
         with self._lock:
             links = self._links.get(kind)
             if links is None:
@@ -100,7 +116,7 @@ class Ways:
                     timeout_s=self._timeout_s,
                     token=self._token,
                 )
-        return links.transport(info.address, info.name)
+        return links.transport(info.address, info.name, wait_s)
 
     def _tell(self, kind: str, info: SegmentInfo, tried: list[str]) -> None:
         """Log once for each node and way why an engine that was asked for is not used."""

@@ -106,6 +106,7 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.PutRevoke: puts.put_revoke,
     m.Match: reads.match,
     m.MatchKeys: reads.match_keys,
+    m.PutAbandon: puts.put_abandon,
     m.Exists: reads.exists,
     m.Get: reads.get,
     m.Hold: reads.hold,

@@ -438,6 +438,14 @@ class PutRevoke(Message, frozen=True):
     generations: list[int]
 
 
+class PutAbandon(Message, frozen=True):
+    """The client gives puts up while a node may still be writing them: their keys are free at
+    once, their slots after a PutRevoke or when the client is gone. Answered by Codes. Since
+    version 3."""
+
+    generations: list[int]
+
+
 class Codes(Message, frozen=True):
     """One code for each item: 0, or a negative error code."""
 
@@ -783,6 +791,7 @@ Request = (
     | PutStart
     | PutEnd
     | PutRevoke
+    | PutAbandon
     | Match
     | MatchKeys
     | Exists

@@ -26,6 +26,7 @@ from moonpool.core.messages import (
     FenceWriter,
     Grant,
     Located,
+    PutAbandon,
     PutEnd,
     PutItem,
     PutRevoke,
@@ -245,6 +246,24 @@ def put_revoke(state: State, request: PutRevoke, peer: str) -> Codes | Failed:
 
 
 def client_gone(state: State, client: str) -> None:
+def put_abandon(state: State, request: PutAbandon, peer: str) -> Codes | Failed:
+    """Give the keys of puts back; where they were to be written stays reserved."""
+    if len(request.generations) > BATCH_ITEMS_MAX:
+        return Failed(codes.INVALID, f"over {BATCH_ITEMS_MAX} items")
+    return Codes([_abandon(state, generation, peer) for generation in request.generations])
+
+
+def _abandon(state: State, generation: int, peer: str) -> int:
+    put = state.puts.get(generation)
+    # A copy has no key of its own.
+    if put is None or generation in state.copies.under_way:
+        return codes.INVALID_WRITE
+    if put.client != peer:
+        return codes.ILLEGAL_CLIENT
+    state.discard_put(put)
+    return codes.OK
+
+
     """A client's session is over: its puts are orphans until the nodes say it cannot write."""
     nodes: dict[str, None] = {}
     for put in [each for each in state.puts.values() if each.client == client]:

@@ -27,6 +27,7 @@ from moonpool.core.messages import (
     MountDisk,
     Parked,
     PeerGone,
+    PutAbandon,
     PutEnd,
     PutRevoke,
     PutStart,
@@ -60,7 +61,7 @@ LOG_LINES_PER_S = 10
 NODE_ONLY = frozenset(
     {Mount, Announce, AnnouncePacked, Damaged, Unmount, WriterGone, MountDisk, Shelve, Unshelve}
 )
-CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, Remove, RemoveAll, Tell, Drain}
+CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, PutAbandon, Remove, RemoveAll, Tell, Drain}
 REQUEST_KINDS: tuple[type[Request], ...] = get_args(Request)
 
 log = logging.getLogger("moonpool.master")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from moonpool.errors import VersionMismatchError
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 2
+PROTOCOL_MAX = 3
 PACKED_SINCE = 2
 """The version that brought AnnouncePacked."""
 AWAIT_SINCE = 2
 """The version that brought Tell and Await."""
 DISKS_SINCE = 2
 """The version that brought MountDisk, Shelve, Unshelve and Prefetch."""
+ABANDON_SINCE = 3
+"""The version that brought PutAbandon."""
 
 
 def negotiate(version_min: int, version_max: int) -> int:

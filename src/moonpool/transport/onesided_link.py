@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from moonpool.errors import MoonpoolError, TransferError
@@ -22,6 +23,8 @@ from moonpool.transport.onesided_staging import Staging
 from moonpool.transport.pool import ConnectionPool, open_data, parse_address
 
 _log = logging.getLogger(__name__)
+
+Opened = tuple[Link, Staging]
 
 RETRY_S = 5.0
 """An engine that did not start, or a node that was not reached, is left alone for this long."""
@@ -40,8 +43,13 @@ class Options:
     gpu: tuple[GpuMemory, ...] = ()
 
 
+class StillOpeningError(TransferError):
+    """There may be a link soon."""
+
+
 class Links:
-    """The links of one client with one kind of engine. ``open`` makes what is missing."""
+    """The links of one client with one kind of engine. ``open`` makes what is missing, in a thread
+    of its own: an engine's library may take half a minute to load, or for ever."""
 
     def __init__(
         self,
@@ -58,6 +66,9 @@ class Links:
         self._copier = copier
         self._start = start
         self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._opening: dict[str, Future[Opened]] = {}
+        self._late: set[str] = set()
         self._staging: Staging | None = None
         self._carrier: Carrier | None = None
         self._links: dict[str, Link] = {}
@@ -65,13 +76,17 @@ class Links:
         self._users: set[OneSidedTransport] = set()
         self._closed = False
 
-    def transport(self, address: str, segment: str) -> OneSidedTransport:
+    def transport(
+        self, address: str, segment: str, wait_s: float | None = None
+    ) -> OneSidedTransport:
         """Return the way to a segment of the node at host:port; the carrier ends when the last of
-        them is closed. Raises TransferError with the reason."""
+        them is closed. Raises TransferError with the reason, StillOpeningError after ``wait_s``."""
         try:
-            link, staging = self.open(address)
+            link, staging = self.open(address, wait_s)
+        except StillOpeningError:
+            raise
         except TransferError:
-            if not self._users:
+            if not self._users and not self._opening:
                 self._end()  # nobody is left who needs the carrier
             raise
         made = OneSidedTransport(
@@ -87,8 +102,26 @@ class Links:
             self._users.add(made)
         return made
 
-    def open(self, address: str) -> tuple[Link, Staging]:
-        """Return the link to the node at host:port. Raises TransferError with the reason."""
+    def is_open(self, address: str) -> bool:
+        """Whether there is a link to the node at host:port."""
+        link = self._links.get(address)
+        return link is not None and not link.lost
+
+    def open(self, address: str, wait_s: float | None = None) -> Opened:
+        """Return the link to the node at host:port. Raises TransferError with the reason, and
+        StillOpeningError after ``wait_s`` (None: as long as it takes), or at once if an earlier
+        call has waited for the same in vain."""
+        found = self._found(address)
+        if not isinstance(found, Future):
+            return found
+        try:
+            return found.result(0 if wait_s is not None and address in self._late else wait_s)
+        except TimeoutError:
+            self._late.add(address)
+            raise StillOpeningError(f"{self.options.kind} is not ready yet") from None
+
+    def _found(self, address: str) -> Opened | Future[Opened]:
+        """Return the link, or the one that is being made from now on."""
         with self._lock:
             if self._closed:
                 raise TransferError("closed")
@@ -100,13 +133,35 @@ class Links:
             until, why = self._failed.get(address, (0.0, ""))
             if time.monotonic() < until:
                 raise EngineError(why)
-            try:
+            opening = self._opening.get(address)
+            if opening is None:
+                opening = self._opening[address] = Future()
+                work = threading.Thread(
+                    target=self._make, args=(address, opening), name="moonpool-link", daemon=True
+                )
+                work.start()
+            return opening
+
+    def _make(self, address: str, opening: Future[Opened]) -> None:
+        try:
+            with self._making:
                 carrier, staging = self._carried(address)
-                link = self._links[address] = self._connect(address, carrier, staging)
-            except MoonpoolError as error:
+                link = self._connect(address, carrier, staging)
+        except Exception as error:  # noqa: BLE001 - somebody waits
+            if not isinstance(error, MoonpoolError | OSError):
+                _log.exception("opening a link by %s failed", self.options.kind)
+            with self._lock:
+                del self._opening[address]
                 self._failed[address] = time.monotonic() + RETRY_S, str(error)
-                raise TransferError(str(error)) from None
-            return link, staging
+            opening.set_exception(TransferError(str(error)))
+        else:
+            with self._lock:
+                del self._opening[address]
+                self._links[address] = link
+                self._late.discard(address)
+            opening.set_result((link, staging))
+        if self._closed:
+            self._end()
 
     def close(self) -> None:
         """End the carrier and all links."""

@@ -71,6 +71,8 @@ class TcpTransport:
         self._timeout_s = timeout_s
         self._copier = copier
         self._closed = False
+        self.outdated: Callable[[], bool] = lambda: False
+        """Whether there is a better way to the segment by now."""
 
     def read(self, places: Places, memory: Pieces) -> I64:
         """Copy objects into memory; a code for each: -704 gone, -801 wrong bytes, -800 broken."""

@@ -139,6 +139,7 @@ def test_answers_have_one_entry_for_each_item() -> None:
             (m.PutStart([m.PutItem(b"", 1)] * count), "grants"),
             (m.PutEnd([1] * count, [1] * count), "codes"),
             (m.PutRevoke([1] * count), "codes"),
+            (m.PutAbandon([1] * count), "codes"),
             (m.Get(keys, 1, 1.0), "objects"),
             (m.Remove(keys), "codes"),
             (m.Exists(keys), "present"),

@@ -154,6 +154,28 @@ def test_a_put_that_takes_too_long_keeps_its_space_but_not_its_key(pool: Driver)
     assert pool.count("put_late") == 1
 
 
+def abandon(pool: Driver, *generations: int, peer: str = "client") -> list[int]:
+    return pool.expect(m.Codes, m.PutAbandon(list(generations)), peer).codes
+
+
+def test_an_abandoned_put_gives_its_key_back_at_once_and_its_space_later(pool: Driver) -> None:
+    (slow,) = pool.start(A)
+    assert abandon(pool, slow.generation, peer="other") == [-601]
+    assert pool.start(A)[0].code == -705
+    for _ in range(2):
+        assert abandon(pool, slow.generation) == [0]
+    (fast,) = pool.start(A)
+    assert (fast.code, fast.slots[0].offset != slow.slots[0].offset) == (0, True)
+    assert pool.status().segments[0].pending_bytes == PAGE
+    assert pool.end(fast) == [0]
+    # A node may still be writing there.
+    assert pool.status().segments[0].pending_bytes == PAGE
+    assert pool.revoke(slow) == [0]
+    assert pool.status().segments[0].pending_bytes == 0
+    assert pool.get(A)[0].generation == fast.generation
+    assert abandon(pool, slow.generation, 7) == [-700, -700]
+
+
 def test_a_clock_that_steps_back_does_not_hold_time_up(pool: Driver) -> None:
     pool.start(A)
     for _ in range(4):

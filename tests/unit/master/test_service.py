@@ -78,6 +78,7 @@ CHANGING: list[m.Request] = [
     m.PutStart([]),
     m.PutEnd([], []),
     m.PutRevoke([]),
+    m.PutAbandon([]),
     m.Remove([]),
     m.RemoveAll(),
 ]

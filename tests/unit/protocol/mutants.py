@@ -23,6 +23,7 @@ SAMPLES: tuple[m.Request, ...] = (
     m.PutStart([m.PutItem(KEY, 100, b"\0up"), m.PutItem(b"\x01n" + KEY, 5)], 2, "n", True),
     m.PutEnd([1, 2], [3, 4]),
     m.PutRevoke([1, 2**63]),
+    m.PutAbandon([1, 2**63]),
     m.Match(b"n", bytes(160), 16, 2),
     m.MatchKeys([KEY, b"\0b"]),
     m.Exists([KEY]),

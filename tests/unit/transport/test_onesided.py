@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import xxhash
 
+from moonpool.client import ways
+from moonpool.client.ways import Ways
+from moonpool.core.messages import SegmentInfo
 from moonpool.errors import DeadlineError, TransferError
 from moonpool.protocol import data
 from moonpool.transport import copy
@@ -24,9 +27,10 @@ from moonpool.transport.onesided import OneSidedTransport
 from moonpool.transport.onesided_carrier import Carrier
 from moonpool.transport.onesided_engine import Region, Setup
 from moonpool.transport.onesided_gpu import CARRIER, GpuMemory
-from moonpool.transport.onesided_link import Links
+from moonpool.transport.onesided_link import Links, StillOpeningError
 from moonpool.transport.onesided_staging import WINDOWS, Staging
 from moonpool.transport.pool import open_data
+from moonpool.transport.tcp import TcpTransport
 
 from .onesided_place import Place
 from .support import Batch, batch, changed, keys, places
@@ -384,6 +388,70 @@ def test_staging_is_bounded() -> None:
     with pytest.raises(TransferError):
         staging.take(1)
     staging.close()
+
+
+@pytest.fixture
+def slow(place: FakePlace) -> Iterator[tuple[Links, threading.Event]]:
+    """A client whose engine starts when the event is set, like a library that hangs in import."""
+    links, go_on = place.client("slow"), threading.Event()
+    start = links._start
+
+    def hang(*args: Any, **options: Any) -> Carrier:
+        assert go_on.wait(60)
+        return start(*args, **options)
+
+    links._start = hang
+    yield links, go_on
+    go_on.set()
+    links.close()
+
+
+def test_an_engine_that_hangs_in_its_start_holds_nobody(
+    place: FakePlace, slow: tuple[Links, threading.Event]
+) -> None:
+    links, go_on = slow
+    with pytest.raises(StillOpeningError, match="not ready yet"):
+        links.transport(place.address, "segment", 0.01)
+    # Who comes later does not wait at all.
+    began = time.monotonic()
+    with pytest.raises(StillOpeningError):
+        links.transport(place.address, "segment", 3600.0)
+    assert time.monotonic() - began < 60
+    assert not links.is_open(place.address)
+    go_on.set()
+    eventually(lambda: links.is_open(place.address))
+    links.transport(place.address, "segment", 0.0).close()
+
+
+def test_meanwhile_the_next_way_is_taken_and_left_when_the_engine_is_there(
+    place: FakePlace, slow: tuple[Links, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "ENGINE_WAIT_S", 0.01)
+    links, go_on = slow
+    made = Ways("slow", (KIND, "tcp"), 5.0)
+    made._links[KIND] = links
+    info = SegmentInfo("segment", "node", "host", place.address, "", 0, 0)
+    first = made.open(info)
+    assert isinstance(first, TcpTransport)
+    assert not first.outdated()
+    go_on.set()
+    eventually(first.outdated)
+    second = made.open(info)
+    assert isinstance(second, OneSidedTransport)
+    for each in (first, second):
+        each.close()
+
+
+def test_an_engine_that_starts_when_nobody_wants_it_any_more_is_ended(
+    place: FakePlace, slow: tuple[Links, threading.Event]
+) -> None:
+    links, go_on = slow
+    with pytest.raises(StillOpeningError):
+        links.open(place.address, 0.01)
+    links.close()
+    go_on.set()
+    eventually(lambda: not links._opening)
+    eventually(lambda: links._carrier is None)
 
 
 def test_an_engine_that_does_not_start_says_why() -> None:
