@@ -42,6 +42,7 @@ class Promises:
         self._cluster = cluster
         self._store = store
         self._excused: set[bytes] = set()
+        self._doubtful: set[bytes] = set()
         self.lost: list[str] = []
         self.faults: list[str] = []
         self.checked = 0
@@ -52,7 +53,7 @@ class Promises:
         return [key for key in every if key not in self._excused]
 
     def pause(self, held: bool) -> None:
-        """Let clients keep nothing more, or again; returns when they know."""
+        """Let clients put nothing more, or again; returns when they know."""
         clients = [c for c in self._cluster.clients if c not in self._cluster.down]
         for client in clients:
             client.tally.holds = held
@@ -108,6 +109,14 @@ class Promises:
         """Expect some keys no more."""
         self._excused |= set(keys)
 
+    def doubt(self, keys: list[bytes]) -> None:
+        """Take note that what a disk has of some keys may be damaged."""
+        self._doubtful |= set(keys)
+
+    def on_disk(self, key: bytes, disk: str) -> bool:
+        """Tell whether an object can be had from a disk when its memory is lost."""
+        return bool(disk) and key not in self._doubtful
+
     def read_all(self) -> None:
         """Read every promised object, and compare every byte."""
         keys = self.keys()
@@ -147,9 +156,11 @@ def damage(cluster: Cluster, promises: Promises, faults: Faults, fault: Fault) -
         faults.carry_out((fault,))
         here = {key for key, (nodes, _) in before.items() if nodes == [node]}
         if fault.kind in ("reboot node", "corrupt header"):
-            # Only what its disk has can come back.
-            promises.excuse([key for key in here if before[key][1] != node])
+            # Only what its disk has, as it was written, can come back.
+            promises.excuse([key for key in here if not promises.on_disk(key, before[key][1])])
             here = set()
+        elif fault.kind == "corrupt disk":
+            promises.doubt([key for key, (_, disk) in before.items() if disk == node])
         spared = FLIPS if fault.kind == "corrupt segment" else 0
 
         def may_miss(gone: list[bytes]) -> bool:

@@ -125,7 +125,8 @@ class Client:
         if count:
             self._load(keys[:count])
         # What another client may just be removing is not put again: nobody would remove it.
-        if count < len(keys) and (talk[0] == self.number or self._options["tight"]):
+        mine = talk[0] == self.number or self._options["tight"]
+        if count < len(keys) and mine and not self.tally.holds:
             self._save(keys, count)
 
     def _talk(self) -> tuple[int, int]:

@@ -84,7 +84,7 @@ class Tally:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing that has to stay may be put for now."""
+        """Whether nothing may be put for now."""
         return bool(self._state[3])
 
     @holds.setter
