@@ -6,7 +6,7 @@ import pytest
 
 from tests.compat.beds import Bed, cases
 
-MODULES = ("copying", "looking", "zerocopy", "configs", "lives", "sessions")
+MODULES = ("copying", "looking", "zerocopy", "configs", "lives", "sessions", "places", "memory")
 
 
 @pytest.mark.parametrize("case", cases(*MODULES))

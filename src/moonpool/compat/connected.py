@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import uuid
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moonpool.client.store import Store
+from moonpool.compat.casting import U64_MAX
 from moonpool.compat.keys import DEFAULT_TENANT, KeySpace
 from moonpool.compat.leases import Leases
 from moonpool.compat.lending import Lent, lend, pick_name
@@ -43,22 +43,22 @@ class Connected:
     name: str
     keys: KeySpace
     leases: Leases
-    lent: dict[str, Lent] = field(default_factory=dict)
+    lent: dict[tuple[str, str], Lent] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def lend(self, nbytes: int, name: str = "") -> str:
+    def lend(self, nbytes: int, name: str = "", kind: str = "setup") -> str:
         """Give memory to the pool; return the segment's id. Raises MoonpoolError."""
         lent = lend(name or pick_name(self.host), nbytes, self.setup.master_server_addr)
-        number = str(uuid.uuid4())
+        number = uuid.uuid4().int
+        named = f"{number >> 64}-{number & U64_MAX}"
         with self.lock:
-            self.lent[number] = lent
-        return number
+            self.lent[kind, named] = lent
+        return named
 
-    def take_back(self, number: str) -> bool:
-        """End a lent segment; its objects go. Return whether there is one of this id."""
+    def take_back(self, number: str, kind: str) -> bool:
+        """End a lent segment of a kind; its objects go. Return whether there is one of this id."""
         with self.lock:
-            lent = self.lent.pop(number, None)
+            lent = self.lent.pop((kind, number), None)
         if lent is None:
             return False
         lent.close()
@@ -79,8 +79,8 @@ class Connected:
 
     def close(self) -> None:
         """Give everything back."""
-        for number in [*self.lent]:
-            self.take_back(number)
+        for kind, number in [*self.lent]:
+            self.take_back(number, kind)
         self.store.close()
 
 

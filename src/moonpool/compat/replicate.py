@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from moonpool.client.wishes import Wishes
-from moonpool.compat.casting import Caster, CastError, boolean, items_of, text, texts, u64
+from moonpool.compat.casting import Caster, CastError, boolean, text, texts, u64
 from moonpool.compat.codes import INVALID, OK
 from moonpool.compat.enums import ObjectDataType, SoftPinAction
 from moonpool.compat.records import Record, instance_of, optional
@@ -122,11 +122,3 @@ def preferences(config: ReplicateConfig) -> list[str]:
     found: list[str] = config.preferred_segments
     one: str = config.preferred_segment
     return [*found, one] if one and one not in found else found
-
-
-def one_key(value: Any) -> Any:
-    """Cast a task's id: two numbers."""
-    items = items_of(value)
-    if len(items) != 2:
-        raise CastError
-    return tuple(u64(each) for each in items)

@@ -9,7 +9,17 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-MODULES = ("copying", "looking", "zerocopy", "configs", "lives", "sessions", "leases")
+MODULES = (
+    "copying",
+    "looking",
+    "zerocopy",
+    "configs",
+    "lives",
+    "sessions",
+    "places",
+    "memory",
+    "leases",
+)
 CASES: dict[str, Callable[..., Any]] = {}
 
 
