@@ -245,7 +245,6 @@ def put_revoke(state: State, request: PutRevoke, peer: str) -> Codes | Failed:
     return Codes(revoked)
 
 
-def client_gone(state: State, client: str) -> None:
 def put_abandon(state: State, request: PutAbandon, peer: str) -> Codes | Failed:
     """Give the keys of puts back; where they were to be written stays reserved."""
     if len(request.generations) > BATCH_ITEMS_MAX:
@@ -264,6 +263,7 @@ def _abandon(state: State, generation: int, peer: str) -> int:
     return codes.OK
 
 
+def client_gone(state: State, client: str) -> None:
     """A client's session is over: its puts are orphans until the nodes say it cannot write."""
     nodes: dict[str, None] = {}
     for put in [each for each in state.puts.values() if each.client == client]:
