@@ -92,7 +92,8 @@ def _text(value: Any) -> str:
 def _boolean(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    return _BOOLEANS[value.lower()] if str(value).lower() in _BOOLEANS else _refuse()
+    text = value.lower() if isinstance(value, str) else ""
+    return _BOOLEANS[text] if text in _BOOLEANS else _refuse()
 
 
 def _refuse() -> bool:

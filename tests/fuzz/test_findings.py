@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,14 @@ def located(**changed: int) -> m.Located:
 def test_a_size_beyond_all_numbers_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError, match="size"):
         config.load(config.NodeConfig, flags={"size": text}, env={})
+
+
+@pytest.mark.parametrize("value", [1, 0, None, [], 1.0])
+def test_a_number_is_no_truth_value(value: object, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"node": {"touch_ahead": value}}))
+    with pytest.raises(ConfigError, match="touch_ahead"):
+        config.load(config.NodeConfig, file=path, env={})
 
 
 def test_a_flag_of_more_than_64_bits_is_refused() -> None:
