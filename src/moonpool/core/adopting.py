@@ -1,22 +1,25 @@
 """Taking in what a segment holds, thousands of objects at once.
 
-The same as an Announce for each object, which costs several times as much: checks, table entries
-and marks are done with NumPy, and what is left for each object is one turn of a loop. What is not
-plain (its key is known already, or waited for, or on a disk) goes the slow way.
+The same as an Announce for each object, which costs many times as much: checks, places and marks
+are done with NumPy, and the objects themselves are made later, or when they are asked for. What is
+not plain (its key is known already, or waited for, or on a disk) goes the slow way.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from moonpool.core import codes
+from moonpool.core.backlog import Batch
+from moonpool.core.catching import settle
 from moonpool.core.checks import SIZE_MAX
 from moonpool.core.copies import are_tagged
-from moonpool.core.index import PLACE_BYTES, Object, pack_places
+from moonpool.core.index import pack_places
 from moonpool.core.keys import DIGEST_BYTES, NAMESPACE_BYTES_MAX
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
@@ -30,10 +33,21 @@ from moonpool.core.nodes import adopt, announcing
 from moonpool.core.segments import Segment
 from moonpool.core.state import GENERATION_MAX, State
 
+SLOW_MAX = 64
+"""Of more objects than these the keys are looked up in the index only, not in the backlog."""
+
 U64 = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 Numbers = dict[str, U64]
 _LINE = struct.calcsize("<6Q")
-_DIGEST = struct.Struct(f"{DIGEST_BYTES}s")
+
+
+class _Told(NamedTuple):
+    """What an announcement says: words of shape (n, 2), and columns of shape (n,)."""
+
+    digests: U64
+    parents: U64
+    numbers: Numbers
 
 
 def announce_packed(state: State, request: AnnouncePacked, peer: str) -> Announced | Failed:
@@ -45,25 +59,19 @@ def announce_packed(state: State, request: AnnouncePacked, peer: str) -> Announc
     wrong = _what_is_wrong(request, count)
     if wrong:
         return Failed(codes.INVALID, wrong)
-    lines = np.frombuffer(request.numbers, "<u8").reshape(count, len(PACKED_COLUMNS))
-    numbers: Numbers = dict(zip(PACKED_COLUMNS, lines.T, strict=True))
-    order = np.argsort(numbers["generation"], kind="stable")
-    numbers = {name: np.ascontiguousarray(column[order]) for name, column in numbers.items()}
-    keys = _keys(request.namespace, request.digests, order)
-    parents = _keys(request.namespace, request.parents, order)
-    sane = _are_sane(segment, numbers)
-    for i, (key, parent) in enumerate(zip(keys, parents, strict=True)):
-        if not key or key == parent:
-            sane[i] = False
-    heads = np.frombuffer(request.digests, "<u8")[::2][order]
-    for i in np.flatnonzero(state.removed.suspects(heads)).tolist():
-        sane[i] &= not state.removed.covers(keys[i], int(numbers["generation"][i]))
-    slow = _slow(state, keys)
-    rejected = numbers["index"][~sane].tolist()
-    fast = np.flatnonzero(sane & ~slow)
-    rejected += _adopt_fast(state, segment, fast, keys, parents, numbers)
-    for i in np.flatnonzero(sane & slow).tolist():
-        found = _found(keys[i], parents[i], numbers, i)
+    told = _told(request, count)
+    sane = _are_sane(segment, told)
+    for i in np.flatnonzero(state.removed.suspects(told.digests[:, 0])).tolist():
+        generation = int(told.numbers["generation"][i])
+        sane[i] &= not state.removed.covers(_key(request.namespace, told.digests[i]), generation)
+    rejected = told.numbers["index"][~sane].tolist()
+    new = _note(state, request.namespace, told, sane)
+    rejected += _take_places(state, segment, request.namespace, told, np.flatnonzero(new))
+    slow = np.flatnonzero(sane & ~new)
+    if len(slow) > SLOW_MAX:
+        settle(state)
+    for i in slow.tolist():
+        found = _found(request.namespace, told, i)
         if not adopt(state, segment, found):
             rejected.append(found.index)
     state.counters["announced"] += count - len(rejected)
@@ -84,81 +92,92 @@ def _what_is_wrong(request: AnnouncePacked, count: int) -> str | None:
     return None
 
 
-def _keys(namespace: bytes, digests: bytes, order: npt.NDArray[np.intp]) -> list[bytes]:
-    """Return the packed keys of digests; an empty one for a digest of zeros, which stands for no
-    parent."""
-    head, none = bytes([len(namespace)]) + namespace, bytes(DIGEST_BYTES)
-    rows = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)[order]
-    cut = _DIGEST.iter_unpack(rows.tobytes())
-    if rows.any(axis=1).all():
-        return [head + digest for (digest,) in cut]
-    return [b"" if digest == none else head + digest for (digest,) in cut]
+def _told(request: AnnouncePacked, count: int) -> _Told:
+    """Return what is told, by generation."""
+    lines = np.frombuffer(request.numbers, "<u8").reshape(count, len(PACKED_COLUMNS))
+    numbers: Numbers = dict(zip(PACKED_COLUMNS, lines.T, strict=True))
+    digests = np.frombuffer(request.digests, "<u8").reshape(-1, 2)
+    parents = np.frombuffer(request.parents, "<u8").reshape(-1, 2)
+    generation = numbers["generation"]
+    if (generation[1:] < generation[:-1]).any():
+        order = np.argsort(generation, kind="stable")
+        digests, parents = digests[order], parents[order]
+        return _Told(digests, parents, {name: each[order] for name, each in numbers.items()})
+    return _Told(
+        digests, parents, {name: np.ascontiguousarray(each) for name, each in numbers.items()}
+    )
 
 
-def _are_sane(segment: Segment, numbers: Numbers) -> npt.NDArray[np.bool_]:
-    generation, size, capacity = numbers["generation"], numbers["size"], numbers["capacity"]
-    sane: npt.NDArray[np.bool_] = (generation > 0) & (generation <= np.uint64(GENERATION_MAX))
+def _are_sane(segment: Segment, told: _Told) -> Flags:
+    generation, size, capacity = (told.numbers[n] for n in ("generation", "size", "capacity"))
+    sane: Flags = (generation > 0) & (generation <= np.uint64(GENERATION_MAX))
     sane &= (size > 0) & (size <= capacity) & (capacity <= np.uint64(SIZE_MAX))
-    sane &= numbers["index"] < np.uint64(segment.table.count)
-    sane &= numbers["offset"] < np.uint64(segment.space.total_bytes)
+    sane &= told.numbers["index"] < np.uint64(segment.table.count)
+    sane &= told.numbers["offset"] < np.uint64(segment.space.total_bytes)
+    # A digest of zeros stands for no parent; nothing is its own.
+    sane &= (told.digests[:, 0] | told.digests[:, 1]) != 0
+    sane &= (told.digests != told.parents).any(axis=1)
     return sane
 
 
-def _slow(state: State, keys: list[bytes]) -> npt.NDArray[np.bool_]:
-    """Tell which objects have to be looked at one by one."""
-    by_key, shelved = state.index.by_key, state.disks.objects
-    if state.handoffs.waiting or len(set(keys)) != len(keys):
-        slow = np.ones(len(keys), bool)
-    elif shelved:
-        slow = np.fromiter((k in by_key or k in shelved for k in keys), bool, len(keys))
-    else:
-        slow = np.fromiter(map(by_key.__contains__, keys), bool, len(keys))
-    return slow
+def _note(state: State, namespace: bytes, told: _Told, sane: Flags) -> Flags:
+    """Set the marks of keys of which nothing is known; tell which. The others have to be looked
+    at one by one, as all have if one of them is told twice."""
+    new = np.zeros(len(sane), bool)
+    if state.handoffs.waiting:
+        return new
+    new[sane] = state.index.marks.add_digests(namespace, told.digests[sane])
+    known = state.index.known()
+    shelved = state.disks.objects
+    for i in np.flatnonzero(sane & ~new).tolist():
+        key = _key(namespace, told.digests[i])
+        if key not in known and key not in shelved:
+            for j in np.flatnonzero(new).tolist():
+                state.index.marks.remove(_key(namespace, told.digests[j]))
+            return np.zeros(len(sane), bool)
+    return new
 
 
-def _adopt_fast(
-    state: State,
-    segment: Segment,
-    chosen: npt.NDArray[np.intp],
-    keys: list[bytes],
-    parents: list[bytes],
-    numbers: Numbers,
+def _take_places(
+    state: State, segment: Segment, namespace: bytes, told: _Told, chosen: npt.NDArray[np.intp]
 ) -> list[int]:
-    """Make objects readable whose keys are not there; return the table entries not taken."""
-    if not chosen.size:
-        return []
-    index = numbers["index"][chosen].view(np.int64)
+    """Let objects be found whose marks are set; return the table entries of those not taken, whose
+    marks are gone then."""
+    wanted = {name: column[chosen] for name, column in told.numbers.items()}
+    index = wanted["index"].view(np.int64)
     free = segment.table.reserve_many(index)
-    rejected: list[int] = index[~free].tolist()
-    chosen = chosen[free]
-    wanted = {name: column[chosen] for name, column in numbers.items()}
-    places = pack_places(segment.handle, wanted)
     offsets, capacities = wanted["offset"].view(np.int64), wanted["capacity"].view(np.int64)
-    spans, numbered = segment.space.reserve_many(offsets, capacities)
-    stamp = state.stamps(len(spans))
-    added: list[Object] = []
-    for at, (span, number, i) in enumerate(zip(spans, numbered, chosen.tolist(), strict=True)):
-        if span is None:
-            segment.table.give(int(wanted["index"][at]))
-            rejected.append(int(wanted["index"][at]))
-            continue
-        start, used = at * PLACE_BYTES, stamp + at
-        place = places[start : start + PLACE_BYTES]
-        made = span.owners[number] = Object(-1, used, used, keys[i], parents[i], place)
-        added.append(made)
-    state.add_objects(added, int(wanted["generation"].max(initial=0)))
-    if are_tagged(wanted["generation"]).any():
-        state.copies.made(added)
+    had = np.zeros(len(chosen), bool)
+    had[free], spans, starts, numbers = segment.space.reserve_many(offsets[free], capacities[free])
+    for entry in index[free & ~had].tolist():
+        segment.table.give(entry)
+    for i in chosen[~had].tolist():
+        state.index.marks.remove(_key(namespace, told.digests[i]))
+    taken = {name: column[had] for name, column in wanted.items()}
+    batch = Batch(
+        bytes([len(namespace)]) + namespace,
+        told.digests[chosen[had]],
+        told.parents[chosen[had]],
+        pack_places(segment.handle, taken),
+        (spans, starts[had[free]], numbers[had[free]]),
+    )
+    state.copies.tagged |= bool(are_tagged(taken["generation"]).any())
+    state.add_later(batch, int(taken["generation"].max(initial=0)))
+    rejected: list[int] = index[~had].tolist()
     return rejected
 
 
-def _found(key: bytes, parent: bytes, numbers: Numbers, i: int) -> Found:
+def _key(namespace: bytes, digest: U64) -> bytes:
+    return bytes([len(namespace)]) + namespace + digest.tobytes()
+
+
+def _found(namespace: bytes, told: _Told, i: int) -> Found:
     def of(name: str) -> int:
-        return int(numbers[name][i])
+        return int(told.numbers[name][i])
 
     return Found(
-        key=key,
-        parent=parent,
+        key=_key(namespace, told.digests[i]),
+        parent=_key(namespace, told.parents[i]) if told.parents[i].any() else b"",
         size=of("size"),
         capacity=of("capacity"),
         checksum=of("checksum"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any
 
@@ -129,12 +129,16 @@ class SlabAllocator:
         self.filled_bytes += plan.cost
         return True
 
-    def reserve_many(self, offsets: I64, capacities: I64) -> tuple[list[Span | None], list[int]]:
-        """Take the spaces of earlier allocations, as ``reserve`` does; return for each its span,
-        None if it cannot be had, and its number there. The caller names the owners."""
-        starts, numbers = np.full((2, len(offsets)), -1, np.int64)
+    def reserve_many(
+        self, offsets: I64, capacities: I64
+    ) -> tuple[npt.NDArray[np.bool_], dict[int, Span], I64, I64]:
+        """Take the spaces of earlier allocations, as ``reserve`` does.
+
+        Return which could be had; the spans by their starts; and for each space the start of its
+        span and its number there. The caller names the owners.
+        """
+        starts, numbers, groups = np.full((3, len(offsets)), -1, np.int64)
         plans: list[Plan] = []
-        which = np.zeros(len(offsets), np.int64)
         for capacity in np.unique(capacities).tolist():
             plan = self._plans.of_capacity(capacity)
             if plan is None:
@@ -147,38 +151,42 @@ class SlabAllocator:
             number, rest = np.divmod(offsets[chosen] - begin * self.slab_bytes, capacity)
             fits = (rest == 0) & (number < plan.count)
             chosen = chosen[fits]
-            starts[chosen], numbers[chosen], which[chosen] = begin[fits], number[fits], len(plans)
+            starts[chosen], numbers[chosen] = begin[fits], number[fits]
+            groups[chosen] = len(plans) * self._plans.slab_count + begin[fits]
             plans.append(plan)
-        places = zip(starts.tolist(), numbers.tolist(), which.tolist(), strict=True)
-        return self._take(places, plans), numbers.tolist()
+        had = np.zeros(len(offsets), bool)
+        spans: dict[int, Span] = {}
+        for group, chosen in _by_group(groups):
+            which, start = divmod(group, self._plans.slab_count)
+            span = self._span_of(start, plans[which])
+            if span is not None:
+                had[chosen] = self._take(span, numbers[chosen])
+                spans[start] = span
+        return had, spans, starts, numbers
 
-    def _take(self, places: Iterable[tuple[int, int, int]], plans: list[Plan]) -> list[Span | None]:
-        """Take slots by the starts of their spans, their numbers there and their plans."""
-        cuts = [[1 << number for number in range(plan.count)] for plan in plans]
-        counts = [0] * len(plans)
-        taken: list[Span | None] = []
-        spans, last, span = self._spans, (-1, -1), None
-        for start, number, which in places:
-            if start < 0:
-                taken.append(None)
-                continue
-            if (start, which) != last:
-                last, span, plan = (start, which), spans[start], plans[which]
-                if span is None and self._slabs.take_at(start, plan.slabs):
-                    span = self._add_span(start, plan)
-                elif span is not None and (span.plan is not plan or span.start != start):
-                    span = None
-            bit = cuts[which][number]
-            if span is not None and span.free & bit:
-                span.free ^= bit
-                counts[which] += 1
-                taken.append(span)
-            else:
-                taken.append(None)
-        for plan, count in zip(plans, counts, strict=True):
-            self.used_bytes += count * plan.capacity
-            self.filled_bytes += count * plan.cost
-        return taken
+    def _span_of(self, start: int, plan: Plan) -> Span | None:
+        """Return the span that begins there and is cut so; None if it cannot be had."""
+        span = self._spans[start]
+        if span is None:
+            return self._add_span(start, plan) if self._slabs.take_at(start, plan.slabs) else None
+        return span if span.plan is plan and span.start == start else None
+
+    def _take(self, span: Span, numbers: I64) -> npt.NDArray[np.bool_]:
+        """Take slots of a span; tell which could be had, of several that are one the first."""
+        wanted = np.zeros(span.plan.count, np.uint8)
+        wanted[numbers] = 1
+        bits = int.from_bytes(np.packbits(wanted, bitorder="little").tobytes(), "little")
+        had = np.ones(len(numbers), bool)
+        if bits & ~span.free or bits.bit_count() < len(numbers):
+            seen = ~span.free
+            for i, number in enumerate(numbers.tolist()):
+                had[i] = not seen >> number & 1
+                seen |= 1 << number
+            bits &= span.free
+        span.free ^= bits
+        self.used_bytes += bits.bit_count() * span.plan.capacity
+        self.filled_bytes += bits.bit_count() * span.plan.cost
+        return had
 
     def blockers(self, size: int, offset: int) -> list[int] | None:
         """Return what must be freed around ``offset`` so that ``size`` bytes fit there.
@@ -288,3 +296,13 @@ class SlabAllocator:
                 assert not span.queued or slab in self._partial[plan.capacity]
         assert used == self.used_bytes
         assert used <= filled == self.filled_bytes <= self.total_bytes
+
+
+def _by_group(groups: I64) -> Iterator[tuple[int, I64]]:
+    """Yield the groups that are not negative by their first members, with all their members."""
+    order = np.argsort(groups, kind="stable")
+    order = order[int(np.searchsorted(groups[order], 0)) :]
+    cuts = np.flatnonzero(np.diff(groups[order])) + 1
+    parts = np.split(order, cuts) if len(order) else []
+    for part in sorted(parts, key=lambda each: int(each[0])):
+        yield int(groups[part[0]]), part

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Final
 
 from moonpool.core import codes, draining
+from moonpool.core.catching import settle
 from moonpool.core.copies import wanted_of
 from moonpool.core.copying import healthy_hosts
 from moonpool.core.disks import Disk, OnDisk
@@ -37,6 +38,7 @@ def list_objects(state: State, request: List, _peer: str) -> Listed | Failed:
         return Failed(codes.INVALID, text)
     if request.after >= _DISKS_AT:
         return _list_disks(state, request)
+    settle(state)
     entries, more = state.index.page(request.after, state.config.list_scan_max)
     found: list[ObjectInfo] = []
     for each in entries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from operator import attrgetter
 
 import msgspec
@@ -158,6 +158,9 @@ class Index:
     Keys in ``elsewhere`` keep their marks when their objects go: they are to be had from a disk.
 
     Children whose parent is not there wait in a chain under its key and are linked when it comes.
+
+    ``waiting`` objects more are there and not made yet: ``late`` makes one that is asked for.
+    Whoever walks over all objects has them made before.
     """
 
     def __init__(self, marks: Marks, elsewhere: Collection[bytes] = ()) -> None:
@@ -165,6 +168,8 @@ class Index:
         self.elsewhere = elsewhere
         self.by_key: dict[bytes, Object] = {}
         self.orphans: dict[bytes, Object] = {}
+        self.waiting = 0
+        self.late: Callable[[bytes], Object | None] | None = None
         self._log: list[Object] = []
         self._dead = 0
         self._cycles_possible = False
@@ -172,11 +177,19 @@ class Index:
     @property
     def count(self) -> int:
         """How many there are."""
-        return len(self.by_key)
+        return len(self.by_key) + self.waiting
 
     def find(self, key: bytes) -> Object | None:
         """Return the object of a packed key; None also for bytes that are no packed key."""
-        return self.by_key.get(key)
+        found = self.by_key.get(key)
+        return found if found is not None or self.late is None else self.late(key)
+
+    def known(self) -> Container[bytes]:
+        """Return what tells whether a key is there."""
+        return self.by_key if self.late is None else self
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and self.find(key) is not None
 
     def add(self, added: Object) -> None:
         """Add an object whose key is not there; its serial must be the highest so far."""
@@ -188,21 +201,18 @@ class Index:
         if waiting is not None:
             self._adopt(added, waiting)
         if added.parent_key:
-            parent = self.find(added.parent_key)
+            parent = self.by_key.get(added.parent_key)
             if parent is not None:
                 self._cycles_possible |= waiting is not None
                 added.parent_key = parent.key
             self._insert(added, parent)
 
     def add_many(self, added: list[Object]) -> None:
-        """Add objects whose keys are not there, in order of their serials, which are the highest.
-
-        All keys are of the form that Marks.add_many takes.
-        """
+        """Add objects whose keys are not there and whose marks are, in order of their serials,
+        which are the highest."""
         by_key, orphans = self.by_key, self.orphans
         keys = [each.key for each in added]
         by_key.update(zip(keys, added, strict=True))
-        self.marks.add_many(keys)
         self._log += added
         for key in orphans.keys() & set(keys) if orphans else ():
             self._adopt(by_key[key], orphans.pop(key))

@@ -120,22 +120,26 @@ class Marks:
             return
         cut = keys[0][0] + 1
         raw = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), cut + DIGEST_BYTES)
-        digests = np.ascontiguousarray(raw[:, cut:]).view("<u8")
-        low, high = self.marker.marks(keys[0][1:cut], digests)
-        if (self.count + len(keys)) * _FULL > self.slots:
-            times = 4 * (self.count + len(keys)) * _FULL // self.slots
-            self._grow(1 << times.bit_length() - 1)
-        self._insert_many(low, high)
+        self.add_digests(keys[0][1:cut], np.ascontiguousarray(raw[:, cut:]).view("<u8"))
 
-    def _insert_many(self, low: U64, high: U64) -> None:
-        """Add marks; the table has room for them."""
+    def add_digests(self, namespace: bytes, digests: U64) -> Flags:
+        """Take note of digests, words of shape (n, 2); tell which were not there, shape (n,)."""
+        low, high = self.marker.marks(namespace, digests)
+        if (self.count + len(digests)) * _FULL > self.slots:
+            times = 4 * (self.count + len(digests)) * _FULL // self.slots
+            self._grow(1 << times.bit_length() - 1)
+        return self._insert_many(low, high)
+
+    def _insert_many(self, low: U64, high: U64) -> Flags:
+        """Add marks, for which the table has room; tell which are new."""
         table, mask = self.table, self.slots - 1
+        new = np.zeros(len(low), bool)
+        number = np.flatnonzero(low | high)
+        if len(number) < len(low):
+            low, high = low[number], high[number]
         at = home_slots(low, high, self.slots)
-        zero = (low | high) == 0
-        if zero.any():
-            low, high, at = low[~zero], high[~zero], at[~zero]
         while at.size:
-            rows = table[at]
+            rows = table.take(at, axis=0)
             there = (rows[:, 0] == low) & (rows[:, 1] == high)
             free = np.flatnonzero((rows[:, 0] | rows[:, 1]) == 0)
             # Of several that want one slot the first has it; the others look again.
@@ -144,12 +148,14 @@ class Marks:
             table[slots, 1] = high[taken]
             table[slots, 0] = low[taken]
             self.count += len(slots)
+            new[number[taken]] = True
             left = ~there
             left[taken] = False
             moved = left.copy()
             moved[free] = False  # the slot was free: whoever has it now may be the same mark
             at = np.where(moved, (at + 1) & mask, at)[left]
-            low, high = low[left], high[left]
+            low, high, number = low[left], high[left], number[left]
+        return new
 
     def remove(self, key: bytes) -> None:
         """Forget a key; one that is not there is no error."""

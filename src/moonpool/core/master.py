@@ -21,6 +21,7 @@ from moonpool.core import (
     shelving,
 )
 from moonpool.core import messages as m
+from moonpool.core.catching import catch_up
 from moonpool.core.marks import Marks
 from moonpool.core.room import evict_to_watermark
 from moonpool.core.settings import MasterConfig
@@ -57,6 +58,7 @@ def _tick(state: State, _request: m.Tick, _peer: str) -> None:
     state.expire_leases()
     state.expire_puts()
     state.expire_soft_pins()
+    catch_up(state)
     evict_to_watermark(state)
     promotion.go_on(state)
     _go_on_copying(state)
@@ -160,6 +162,12 @@ class MasterState:
         if isinstance(reply, m.Parked):
             return Outcome(None, pushes, answers, reply.number)
         return Outcome(reply, pushes, answers)
+
+    def catch_up(self, now: float) -> bool:
+        """Make some of the objects that were announced; tell whether some are left. For moments
+        when there is little to do; every Tick does so too."""
+        self.state.advance(now)
+        return catch_up(self.state)
 
     def validate_state(self) -> None:
         """Raise AssertionError if any two parts of the state contradict each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moonpool.core import codes, copying, draining
+from moonpool.core.catching import settle
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
 from moonpool.core.copies import is_spare, is_tagged, wanted_of
 from moonpool.core.index import Object
@@ -258,6 +259,7 @@ def damaged(state: State, request: Damaged, peer: str) -> Done | Failed:
     segment = announcing(state, request.handle, peer)
     if isinstance(segment, Failed):
         return segment
+    settle(state)
     for offset, generation in zip(request.offsets, request.generations, strict=False):
         owner = segment.found_at(offset)
         if not isinstance(owner, Object):
@@ -300,6 +302,7 @@ def node_gone(state: State, peer: str) -> None:
 
 def drop_segment(state: State, segment: Segment) -> None:
     """Forget a segment. Unfinished puts keep their places there, should it come back."""
+    settle(state)
     state.segments.unmount(segment)
     for _, owner in segment.owners():
         if isinstance(owner, Put):

@@ -61,7 +61,7 @@ def _want(state: State, disk: Disk, key: bytes) -> None:
 def _may_wait(state: State) -> bool:
     """Tell whether room may come: a lease or a put ends, or what has to leave is written."""
     writing = any(each.asked for each in state.disks.by_handle.values())
-    return bool(state.leases.count or state.puts or writing)
+    return bool(state.leases.count or state.puts or writing or state.backlog)
 
 
 def _later(size: int, seconds: float) -> Located:

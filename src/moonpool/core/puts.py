@@ -171,6 +171,7 @@ class _Starter:
         return bool(
             state.leases.count
             or state.puts
+            or state.backlog
             or len(self.placement.segments) < len(state.segments.by_handle)
         )
 

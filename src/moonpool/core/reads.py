@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from moonpool.core import codes, offload, promotion
+from moonpool.core.catching import bring_in
 from moonpool.core.checks import is_packed
 from moonpool.core.index import Object
 from moonpool.core.keys import DIGEST_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX
@@ -55,7 +56,7 @@ def match(state: State, request: Match, _peer: str) -> Matched | Failed:
 
 def _prefix(state: State, request: Match) -> int:
     """Do what the marks do for 16-byte digests, for names of any other length."""
-    known, stride, digests = state.index.by_key, request.stride, request.digests
+    known, stride, digests = state.index.known(), request.stride, request.digests
     on_disk = state.disks.objects
     width = request.digest_bytes
     start = bytes((len(request.namespace),)) + request.namespace
@@ -93,6 +94,7 @@ def exists(state: State, request: Exists, _peer: str) -> Existing | Failed:
     """Return which keys are there."""
     if len(request.keys) > BATCH_ITEMS_MAX:
         return _too_many(request.keys)
+    bring_in(state, request.keys)
     known, on_disk = state.index.by_key, state.disks.objects
     if on_disk:
         return Existing(bytes(key in known or key in on_disk for key in request.keys))
@@ -103,7 +105,8 @@ def get(state: State, request: Get, peer: str) -> Got | Failed:
     """Locate objects and lease those found."""
     if len(request.keys) > BATCH_ITEMS_MAX:
         return _too_many(request.keys)
-    find = state.index.find
+    bring_in(state, request.keys)
+    find = state.index.by_key.get
     known = [find(key) for key in request.keys]
     failed = _lease(state, request, peer, [each for each in known if each is not None])
     if failed is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moonpool.core import codes
+from moonpool.core.catching import settle
 from moonpool.core.checks import is_packed
 from moonpool.core.index import Object
 from moonpool.core.messages import BATCH_ITEMS_MAX, Codes, Failed, Matched, Remove, RemoveAll
@@ -49,6 +50,7 @@ def _remove_shelved(state: State, key: bytes) -> bool:
 def remove_all(state: State, request: RemoveAll, _peer: str) -> Matched:
     """Remove what starts with a prefix; return how many objects. Leased ones stay unless forced."""
     state.expire_leases()
+    settle(state)
     doomed = [
         each
         for each in state.index

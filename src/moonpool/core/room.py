@@ -9,6 +9,7 @@ higher generation and wins.
 from __future__ import annotations
 
 from moonpool.core import offload
+from moonpool.core.catching import all_made
 from moonpool.core.eviction import family, is_evictable_leaf
 from moonpool.core.index import Object
 from moonpool.core.messages import Slot
@@ -51,6 +52,8 @@ def evict_to_watermark(state: State) -> None:
     disks = state.disks
     if state.segments.fill_ratio() <= state.config.watermark_high and not disks.draining:
         return
+    if not all_made(state):
+        return
     disks.draining = bool(disks.by_handle)
     for _ in range(state.config.evictions_per_tick_max):
         if state.segments.fill_ratio(disks.leaving_bytes) <= state.config.watermark_low:
@@ -76,6 +79,8 @@ def make_room(
     ``spare`` also if nothing else will.
     """
     usable = [each for each in segments if each.space.fits(size)]
+    if not all_made(state):
+        return None  # soon: nothing goes before it is known what is used least
     if state.disks.by_handle:
         place = _evict_saved(state, usable, size) or _empty_region(state, usable, size, spare=True)
         if spare or place is not None:

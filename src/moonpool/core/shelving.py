@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moonpool.core import codes, offload, promotion
+from moonpool.core.catching import bring_in
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed
 from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.keys import KEY_BYTES_MAX, NAMESPACE_BYTES_MAX
@@ -60,6 +61,7 @@ def shelve(state: State, request: Shelve, peer: str) -> Announced | Failed:
         return disk
     if len(request.objects) > BATCH_ITEMS_MAX:
         return Failed(codes.INVALID, f"over {BATCH_ITEMS_MAX} objects")
+    bring_in(state, [each.key for each in request.objects])
     rejected: list[int] = []
     for i, each in enumerate(request.objects):
         asked = disk.answered(each.generation)
@@ -186,10 +188,11 @@ def _prefix_keys(state: State, request: Prefetch) -> list[bytes]:
     start = bytes((len(request.namespace),)) + request.namespace
     total = len(digests) // width
     keys: list[bytes] = []
+    known = state.index.known()
 
     def there(block: int) -> bytes | None:
         key = start + digests[block * width : (block + 1) * width]
-        return key if key in state.index.by_key or key in state.disks.objects else None
+        return key if key in known or key in state.disks.objects else None
 
     full = 0
     while full + stride <= total and (key := there(full + stride - 1)) is not None:

@@ -51,12 +51,15 @@ class SlotTable:
     def reserve_many(self, indexes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Take these very indexes; tell which could be taken, shape (n,)."""
         taken = np.frombuffer(self._taken, np.uint8)
-        inside = (indexes >= 0) & (indexes < self.count)
-        free: npt.NDArray[np.bool_] = inside & (taken[np.where(inside, indexes, 0)] == 0)
-        once = np.zeros(len(indexes), bool)
-        once[np.unique(indexes, return_index=True)[1]] = True
-        free &= once
-        taken[indexes[free]] = 1
+        free: npt.NDArray[np.bool_] = (indexes >= 0) & (indexes < self.count)
+        free[free] = taken[indexes[free]] == 0
+        wanted = indexes[free]
+        taken[wanted] = 1
+        # Of several that want the same one the first has it.
+        if np.count_nonzero(np.diff(np.sort(wanted))) + 1 < len(wanted):
+            once = np.zeros(len(indexes), bool)
+            once[np.flatnonzero(free)[np.unique(wanted, return_index=True)[1]]] = True
+            free &= once
         self.used += int(free.sum())
         return free
 

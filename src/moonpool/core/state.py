@@ -6,6 +6,10 @@ import math
 from collections import Counter, deque
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.core.backlog import Backlog, Batch
 from moonpool.core.copies import Copies, next_generation
 from moonpool.core.disks import Disks, OnDisk
 from moonpool.core.errands import Errands
@@ -44,6 +48,7 @@ class State:
         self.segments = Segments()
         self.disks = Disks()
         self.errands = Errands()
+        self.backlog = Backlog()
         self.index = Index(Marks() if marks is None else marks, self.disks.objects)
         self.eviction = make_policy(config.eviction, self.segments.total_bytes)
         self.soft = SoftPins()
@@ -143,15 +148,35 @@ class State:
                 self.drop_shelved(shelved)
         return added
 
-    def add_objects(self, added: list[Object], generation_max: int) -> None:
-        """Make objects readable that own their places already; nobody waits for them, and none is
-        on a disk. They are in order of their serials."""
+    def add_later(self, batch: Batch, generation_max: int) -> None:
+        """Let objects be found whose places are taken and whose marks are set; nobody waits for
+        them, and none is on a disk."""
         self.generation = max(self.generation, generation_max)
-        self.index.add_many(added)
-        if self.feed.active:
-            for each in added:
-                self.feed.note(each.key, each.slots[0].segment)
-        self.eviction.offer_newest(added, self.index.count)
+        self.backlog.add(batch, self.now)
+        self.index.waiting = self.backlog.count
+        if self.backlog:
+            self.index.late = self._find_later
+
+    def make(self, *some: tuple[Batch, npt.NDArray[np.int64]]) -> None:
+        """Make objects of the backlog: rows of batches."""
+        for batch, rows in some:
+            added = self.backlog.take(batch, rows, self.stamps(len(rows)))
+            self.index.waiting = self.backlog.count
+            if not self.backlog:
+                self.index.late = None
+            self.index.add_many(added)
+            if self.copies.tagged:
+                self.copies.made(added)
+                self.copies.tagged = bool(self.backlog)
+            if self.feed.active:
+                for each in added:
+                    self.feed.note(each.key, each.slots[0].segment)
+            self.eviction.offer_newest(added, self.index.count)
+
+    def _find_later(self, key: bytes) -> Object | None:
+        if key in self.index.marks:
+            self.make(*self.backlog.find([key]))
+        return self.index.by_key.get(key)
 
     def remove_object(self, removed: Object) -> int:
         """Forget an object and free its places; return their bytes. Nodes are not told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moonpool.core.catching import settle
 from moonpool.core.index import Object
 from moonpool.core.messages import Slot
 from moonpool.core.segments import Put
@@ -10,6 +11,7 @@ from moonpool.core.state import State
 
 def validate(state: State) -> None:
     """Raise AssertionError if any two parts of the state contradict each other."""
+    settle(state)
     objects = list(state.index)
     state.index.validate()
     state.leases.validate(objects)

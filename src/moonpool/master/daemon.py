@@ -37,6 +37,8 @@ from moonpool.master.terms import Lead, Term
 from moonpool.master.terms_pages import pages_of_lead
 
 TICK_S = 0.1
+CATCH_UP_S = 0.004
+"""Between steps of making the objects that were announced: requests come first."""
 COLLECT_TICKS = 50
 CLOCK_SLACK_S = 0.01
 
@@ -94,7 +96,7 @@ async def serving(config: MasterConfig) -> AsyncIterator[Running]:
                 async with (
                     serving_http(pages_of(service), http),
                     serving_rpc(lambda: Session(service, config.client_ttl_s), rpc, named),
-                    _ticking(_reporting(config, lambda: service, service.tick)),
+                    _ticking(_reporting(config, lambda: service, service.tick), service.catch_up),
                 ):
                     try:
                         yield Running(epoch, rpc.getsockname()[1], http.getsockname()[1])
@@ -122,7 +124,7 @@ async def serving_in_turn(config: MasterConfig) -> AsyncIterator[Running]:
                 serving_http(pages_of_lead(lead), http),
                 serving_rpc(lambda: Session(lead.desk, config.client_ttl_s), rpc, named),
                 _campaigning(Campaign(lead.election, backend, lead.look), lead),
-                _ticking(_reporting(config, lambda: lead.term, lead.tick)),
+                _ticking(_reporting(config, lambda: lead.term, lead.tick), lead.catch_up),
             ):
                 log.info("stands by at %s; the election is held in %s", address, config.ha)
                 yield Running(0, rpc.getsockname()[1], http.getsockname()[1])
@@ -164,6 +166,8 @@ def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
         kv_lease_s=config.kv_lease_s,
         copy_rate=config.copy_rate,
         repair_after_s=config.repair_after_s,
+        hot_reads_per_s=config.hot_reads_per_s,
+        hot_copies_max=config.hot_copies_max,
         soft_pin_s=config.soft_pin_s,
         soft_pin_s_max=config.soft_pin_s_max,
         evict_soft_pinned=config.evict_soft_pinned,
@@ -183,10 +187,13 @@ async def _new_epoch() -> int:
 
 
 @contextlib.asynccontextmanager
-async def _ticking(turn: Callable[[], None]) -> AsyncIterator[None]:
+async def _ticking(turn: Callable[[], None], catch_up: Callable[[], bool]) -> AsyncIterator[None]:
     async def tick() -> None:
+        clock = time.monotonic
         for count in itertools.count():
-            await asyncio.sleep(TICK_S)
+            due = clock() + TICK_S
+            while (left_s := due - clock()) > 0:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(min(left_s, CATCH_UP_S if catch_up() else left_s))
             turn()
             if count % COLLECT_TICKS == 0:
                 gc.collect(1)

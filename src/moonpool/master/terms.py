@@ -55,6 +55,10 @@ class Term(Service):
         self._lead.look()
         return None
 
+    def catch_up(self) -> bool:
+        """See Service."""
+        return self.acts() and super().catch_up()
+
     def abandon(self) -> None:
         """End all connections, without what was still to be sent on them."""
         for session in list(self.sessions):
@@ -102,6 +106,10 @@ class Lead:
             self.refused(session, TimeoutError("it has been waited for too long"))
         if self.term is not None:
             self.term.tick()
+
+    def catch_up(self) -> bool:
+        """See Service."""
+        return self.term is not None and self.term.catch_up()
 
     def close(self) -> None:
         """Stop serving, whatever the lease says."""
