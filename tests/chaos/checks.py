@@ -84,7 +84,10 @@ class Promises:
         many seconds, None if not."""
 
         def whole() -> bool:
-            ready = sum(segment.ready for segment in self._store.status().segments)
+            status = self._store.status()
+            for each in status.drains:
+                self._store.drain_node(each.node, on=False)
+            ready = sum(segment.ready for segment in status.segments)
             return ready == len(self._cluster.nodes) and may_miss(self.missing())
 
         took = until(whole, SETTLE_S)
@@ -108,6 +111,19 @@ class Promises:
     def excuse(self, keys: list[bytes]) -> None:
         """Expect some keys no more."""
         self._excused |= set(keys)
+
+    def drain(self, node: str) -> bool:
+        """Drain a node; tell whether it became empty, as it should."""
+
+        def empty() -> bool:
+            self._store.drain_node(node)
+            return any(each.node == node and each.empty for each in self._store.status().drains)
+
+        if until(empty, SETTLE_S) is None:
+            left = [each for each in self._store.status().drains if each.node == node]
+            self.faults.append(f"{node} is not drained after {SETTLE_S:.0f} s: {left}")
+            return False
+        return True
 
     def doubt(self, keys: list[bytes]) -> None:
         """Take note that what a disk has of some keys may be damaged."""
@@ -152,10 +168,14 @@ def damage(cluster: Cluster, promises: Promises, faults: Faults, fault: Fault) -
     try:
         if promises.settle("before damage", lambda gone: not gone) is None:
             return None
-        before, node = promises.place(), f"n{fault.target}"
+        node = f"n{fault.target}"
+        drained = fault.kind == "drain and reboot node" and promises.drain(node)
+        before = promises.place()
         faults.carry_out((fault,))
         here = {key for key, (nodes, _) in before.items() if nodes == [node]}
-        if fault.kind in ("reboot node", "corrupt header"):
+        if drained:
+            here = set()
+        elif fault.kind in ("reboot node", "corrupt header", "drain and reboot node"):
             # Only what its disk has, as it was written, can come back.
             promises.excuse([key for key in here if not promises.on_disk(key, before[key][1])])
             here = set()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from moonpool import MoonpoolError, Store
 from tests.chaos.cluster import CLIENT_HOSTS, MASTERS, ClientProcess, Cluster
 from tests.chaos.plan import Fault
 from tests.integration.processes import Daemon
@@ -26,8 +27,9 @@ class Faults:
     """Does to a cluster what a plan says. ``stopped``: (client, from, to) of clients that were
     stopped, as of time.monotonic: what their calls took meanwhile is nobody's fault."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, store: Store) -> None:
         self._cluster = cluster
+        self._store = store
         self._hosts = cluster.hosts
         self.stopped: list[tuple[int, float, float]] = []
 
@@ -73,7 +75,9 @@ class Faults:
             return self._etcd(fault)
         if verb == "fill":
             return self._fill()
-        if verb in ("corrupt", "reboot"):
+        if fault.kind == "drain node":
+            return self._drain(f"n{fault.target}")
+        if verb in ("corrupt", "reboot", "drain"):
             return self._damage(fault)
         some = self._chosen(what, fault.target)
         if verb == "kill":
@@ -139,6 +143,16 @@ class Faults:
         self._hosts.cut(leader, [self._hosts.count])
         return self._hosts.heal
 
+    def _drain(self, node: str) -> End:
+        """Have a node drained for a while; whoever settles ends what could not be ended here."""
+
+        def drain(on: bool) -> None:
+            with contextlib.suppress(MoonpoolError):
+                self._store.drain_node(node, on)
+
+        drain(True)
+        return lambda: drain(False)
+
     def _fill(self) -> End:
         """Take what is left of the disk, as somebody else's files would."""
         filler = self._cluster.disk() / "filler"
@@ -157,7 +171,7 @@ class Faults:
         cluster.kill(node)
         chance = random.Random(fault.seed)
         segments = list(cluster.segment_dir(fault.target).glob("*.seg"))
-        if fault.kind == "reboot node":
+        if "reboot" in fault.kind:
             for path in cluster.segment_dir(fault.target).iterdir():
                 path.unlink()
         elif fault.kind == "corrupt segment":

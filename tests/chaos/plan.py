@@ -19,11 +19,12 @@ ALONE = (
     "corrupt header",
     "corrupt disk",
     "reboot node",
+    "drain and reboot node",
 )
 """Faults that come alone: what they may cost has to be known exactly, or nothing is left."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "client": ("kill client", "stop client", "cut client"),
-    "node": ("kill node", "stop node", "cut node"),
+    "node": ("kill node", "stop node", "cut node", "drain node"),
     "master": ("kill leader", "stop leader", "cut leader"),
     "network": ("delay", "loss", "delay and loss"),
     "disk": ("fill disk",),

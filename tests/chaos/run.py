@@ -19,7 +19,13 @@ from tests.chaos.report import Report
 from tests.integration.etcd import ETCD
 
 Say = Callable[[str], None]
-DAMAGES = ("corrupt segment", "corrupt header", "corrupt disk", "reboot node")
+DAMAGES = (
+    "corrupt segment",
+    "corrupt header",
+    "corrupt disk",
+    "reboot node",
+    "drain and reboot node",
+)
 WARM_S = 3.0
 
 
@@ -62,7 +68,7 @@ class _Round:
 
     def __init__(self, report: Report, cluster: Cluster, store: Store, say: Say) -> None:
         self._report, self._cluster, self._store, self._say = report, cluster, store, say
-        self._faults = Faults(cluster)
+        self._faults = Faults(cluster, store)
         self._promises = Promises(cluster, store)
 
     def run(self, until: float) -> None:
