@@ -29,6 +29,7 @@ from moonpool.ha.campaign import Campaign
 from moonpool.ha.election import Election
 from moonpool.master.admin_summary import Summary
 from moonpool.master.board import Board
+from moonpool.master.epochs import forget_epoch, take_epoch
 from moonpool.master.listen import listen, serving_http, serving_rpc
 from moonpool.master.pages import pages_of
 from moonpool.master.service import Service
@@ -85,7 +86,7 @@ async def serving(config: MasterConfig) -> AsyncIterator[Running]:
     with contextlib.closing(rpc):
         http = listen("http_port", config.http_host or config.host, config.http_port)
         with contextlib.closing(http):
-            epoch = await _new_epoch()
+            epoch = await _new_epoch(rpc.getsockname()[1])
             with contextlib.closing(_board(config, epoch)) as board:
                 state = _state(config, epoch, Marks(board.seed, board))
                 service = Service(state, epoch, token=config.token, board=board)
@@ -103,6 +104,7 @@ async def serving(config: MasterConfig) -> AsyncIterator[Running]:
                     finally:
                         service.close()
                         await asyncio.sleep(0)
+                        forget_epoch(default_segment_dir(), rpc.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
@@ -175,15 +177,12 @@ def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
     return MasterState(settings, epoch, marks)
 
 
-async def _new_epoch() -> int:
-    """Return the next whole second since 1970, once it has begun.
-
-    The port is ours by now, so a master before us is dead, and it served only after its own epoch
-    had begun: ours is larger.
-    """
-    epoch = int(time.time()) + 1
-    await asyncio.sleep(epoch - time.time() + CLOCK_SLACK_S)
-    return epoch
+async def _new_epoch(port: int) -> int:
+    """Return an epoch above that of any master that had our port before, once it may be used."""
+    epoch = take_epoch(default_segment_dir(), port, time.time())
+    if epoch.wait_s:
+        await asyncio.sleep(epoch.wait_s + CLOCK_SLACK_S)
+    return epoch.number
 
 
 @contextlib.asynccontextmanager
