@@ -90,10 +90,16 @@ class AttachedTransport:
         attachment: Attachment,
         on_close: Callable[[AttachedTransport], None],
         copier: Copier = copy.HOST,
+        *,
+        verify: bool = False,
     ) -> None:
-        """Map the segment. Raises TransferError, InvalidArgumentError, OSError."""
+        """Map the segment; ``verify``: compare what is read with its checksum.
+
+        Raises TransferError, InvalidArgumentError, OSError.
+        """
         self.attachment = attachment
         self.lost = False
+        self._verify = verify
         self._on_close = on_close
         self._free = threading.Lock()
         self._active = 0
@@ -116,7 +122,7 @@ class AttachedTransport:
         self._enter()
         try:
             codes = self._shm.read(places, memory)
-            if self._doubt is not None and self._is_doubtful():
+            if self._is_doubtful():
                 self._compare(places, codes)
             return codes
         finally:
@@ -147,7 +153,7 @@ class AttachedTransport:
         self._enter()
         try:
             code = self._shm.read_buffer(place, target)
-            if code == 0 and self._doubt is not None and self._is_doubtful():
+            if code == 0 and self._is_doubtful():
                 known = self._shm.segment.checksum_at(place.slot, place.generation)
                 code = 0 if hash_bytes(target[: place.size]) == known else ChecksumError.code
             return code
@@ -165,10 +171,11 @@ class AttachedTransport:
                 self._gone()
 
     def _is_doubtful(self) -> bool:
-        """Tell whether the node has not yet gone through what was there before it started."""
+        """Tell whether what is read has to be compared: always, or as long as the node has not
+        gone through what was there before it started."""
         if self._doubt is not None and not self._doubt.exists():
             self._doubt = None
-        return self._doubt is not None
+        return self._verify or self._doubt is not None
 
     def _compare(self, places: Places, codes: I64) -> None:
         """Set the codes of objects that are not what was put."""
@@ -227,6 +234,8 @@ class Attachments:
         self._copier = copier
         self._token = token
         self._timeout_s = timeout_s
+        self.verify = False
+        """Whether what is read is always compared with its checksum."""
         self._lock = threading.RLock()
         self._by_address: dict[str, Attachment] = {}
 
@@ -237,7 +246,9 @@ class Attachments:
             if attachment is None or attachment.ended:
                 attachment = self._attach(info.address)
             try:
-                transport = AttachedTransport(info, attachment, self._closed, self._copier)
+                transport = AttachedTransport(
+                    info, attachment, self._closed, self._copier, verify=self.verify
+                )
             except (MoonpoolError, OSError):
                 if not attachment.users:
                     self._end(attachment)

@@ -92,6 +92,7 @@ class Store(Handing):
         connections: int = 4,
         wait: bool = True,
         put_near: bool = False,
+        verify: bool = False,
         copier: Copier | None = None,
         engines: config.ClientConfig | None = None,
     ) -> Self:
@@ -105,8 +106,9 @@ class Store(Handing):
         void. token: the master's; None takes MOONPOOL_TOKEN. connections: to the master, at most.
         wait: with False return
         also if the master is away; calls fail fast until it is there. put_near: put where there is
-        room on this host, if there is any, not where there is most. copier: reaches the memory
-        of zero-copy calls if it is not the processor's, such as a GPU's. engines: how nixl and
+        room on this host, if there is any, not where there is most. verify: compare also what is
+        read in this host's memory with its checksum. copier: reaches the memory of zero-copy calls
+        if it is not the processor's, such as a GPU's. engines: how nixl and
         mooncake are to work (the keys nixl_..., mooncake_..., staging); None takes them from the
         environment (MOONPOOL_CLIENT_...), if such a transport is asked for.
 
@@ -141,6 +143,7 @@ class Store(Handing):
             engines,
             staging,
         )
+        ways.verify(near=verify)
         store = cls(
             channel,
             ways.open,

@@ -61,6 +61,11 @@ class Ways:
         self._token = token
         self._attachments = Attachments(client, min(timeout_s, CONNECT_TIMEOUT_S), token, copier)
 
+    def verify(self, *, near: bool) -> None:
+        """Say whether what is read in this host's memory is compared with its checksum, as all is
+        that comes over a network."""
+        self._attachments.verify = near
+
     def open(self, info: SegmentInfo) -> Transport:
         """Return the best way to a segment. Raises TransferError with what was tried."""
         tried: list[str] = []

@@ -12,6 +12,9 @@ WAIT_S_MAX = 10.0
 WAIT_S_MIN = 0.05
 RETRY_S = 0.2
 """Rest after a question that could not be answered."""
+AWAY_S = 1.5
+"""A master that answers nothing for so long takes all hope with it: to compute costs less than to
+wait for the next one."""
 assert WINDOW <= AWAIT_KEYS_MAX
 
 
@@ -37,6 +40,7 @@ class Arrival:
         self._sign = self._began = now
         self._rest_until = now
         self._asked = 0
+        self._away_since: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -46,12 +50,13 @@ class Arrival:
     @property
     def hopeless_at(self) -> float:
         """When to give up if nothing is heard until then."""
-        return min(self._sign + self._patience_s, self._began + self._limit_s)
+        most = min(self._sign + self._patience_s, self._began + self._limit_s)
+        return most if self._away_since is None else min(most, self._away_since + AWAY_S)
 
     @property
     def due(self) -> float:
         """When to look again if nothing happens."""
-        return self.hopeless_at if self._asked else max(self._rest_until, 0.0)
+        return self.hopeless_at if self._asked else min(self._rest_until, self.hopeless_at)
 
     def question(self, now: float) -> tuple[int, int, float] | None:
         """Return what to ask now: objects [first, last) and how long the answer may take, in
@@ -68,7 +73,10 @@ class Arrival:
         asked, self._asked = self._asked, 0
         if answer is None:
             self._rest_until = now + RETRY_S
+            if self._away_since is None:
+                self._away_since = now
             return
+        self._away_since = None
         count = min(max(answer.count, 0), asked)
         if count:
             self.ready += count

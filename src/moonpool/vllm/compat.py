@@ -26,6 +26,18 @@ def has_fixed_hash_seed() -> bool:
     return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") or has_named_layouts()
 
 
+def can_begin_anew(connector: type) -> bool:
+    """Whether a request whose load failed can be computed from its beginning (0.30 on)."""
+    return hasattr(connector, "get_transfer_results")
+
+
+def transfer_results(loaded: set[str], failed: set[str]) -> Any:
+    """Return the results of a step as vLLM 0.30 and newer take them."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    return KVConnectorTransferResults(finished_recving=loaded, failed_recving=failed)
+
+
 def frees_in_order(vllm_config: Any) -> bool:
     """Whether vLLM gives a block to another request only when no step that is under way can still
     write to it. Otherwise a load must wait for the steps that were launched before it."""

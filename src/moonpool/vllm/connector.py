@@ -6,6 +6,7 @@ a connector object.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -74,10 +75,15 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         support.check_version(vllm.__version__)
         support.check_config(vllm_config)
-        support.check_cache(kv_cache_config, vllm_config.cache_config.block_size)
+        block_size = vllm_config.cache_config.block_size
+        windows = compat.can_begin_anew(KVConnectorBase_V1)
+        support.check_cache(kv_cache_config, block_size, windows=windows)
+        self._window = support.window_of(kv_cache_config)
         self._tables: compat.BlockTables | None = None
         transfer = vllm_config.kv_transfer_config
-        self._settings = settings.read(transfer.kv_connector_extra_config, transfer.kv_role)
+        chosen = settings.read(transfer.kv_connector_extra_config, transfer.kv_role)
+        tokens = support.object_tokens_within(self._window, chosen.object_tokens, block_size)
+        self._settings = dataclasses.replace(chosen, object_tokens=tokens)
         self._errors = 0
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -115,7 +121,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             chosen.master,
         )
         link.start()
-        side = SchedulerSide(chosen, facts, block_size, link)
+        side = SchedulerSide(chosen, facts, block_size, link, window=self._window)
         if pool_events.wanted(config):
             side.publish(PoolEvents(block_size, stride))
         return side
@@ -131,6 +137,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             config.cache_config.block_size,
             cache.kv_cache_groups[0].layer_names,
             ordered=compat.frees_in_order(config),
+            window=self._window,
         )
 
     def _name(self, side: str) -> str:
@@ -359,6 +366,13 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not ended and self._metadata().idle:
             ended = self._worker.rest()
         return None, ended or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Return what ``get_finished`` does and which requests to compute from their beginning
+        (vLLM 0.30 on)."""
+        _, ended = self.get_finished(finished_req_ids)
+        failed = self._worker.take_failed() if self._worker is not None else set()
+        return compat.transfer_results(ended or set(), failed)
 
     @_guarded(set)
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -55,6 +55,7 @@ class LoadPlanner:
         namespace: Callable[[], bytes],
         costs: Costs | None,
         share_blocks: int,
+        window: int,
         known: Known,
         failed: Failed,
         courier: Courier,
@@ -64,11 +65,12 @@ class LoadPlanner:
     ) -> None:
         """stride: blocks in an object; wait_s: longest wait for answers in a step; patience_s: for
         blocks that another engine computes; share_blocks: prompts that lack so many wait for
-        engines that compute them unasked (0: none)."""
+        engines that compute them unasked (0: none); window: tokens that a layer attends to (0:
+        all): of a prefix only its blocks are loaded, and a load that fails is of no use."""
         self._block_size, self._stride, self._patience_s = block_size, stride, patience_s
         self._min_gain = max(min_load_tokens, block_size)
         self._namespace, self._known, self._failed = namespace, known, failed
-        self._costs = costs
+        self._costs, self._window = costs, window
         self._courier, self._link, self._tally, self._clock = courier, link, tally, clock
         self._lookups = Lookups(
             courier, link, namespace, stride, wait_s, tally, clock, share_blocks
@@ -118,7 +120,7 @@ class LoadPlanner:
         if not wanted or tracker.request.skip_reading_prefix_cache:
             return 0
         usable = self._promised(tracker) or self._usable(tracker, self._count(tracker))
-        usable = self._claimed(tracker, usable)
+        usable = self._beside_window(tracker, self._claimed(tracker, usable))
         gain = usable * self._block_size - local_tokens
         if gain < self._min_gain:
             self._tally.count("short_hits", int(gain > 0))
@@ -171,7 +173,7 @@ class LoadPlanner:
             gain = done.good_blocks * self._block_size - tracker.local_tokens
             self._tally.count("remote_tokens", max(0, gain))
         if done.good_blocks < tracker.offered_blocks or done.failed or not keys:
-            tracker.cap = done.good_blocks
+            tracker.cap = 0 if self._window else done.good_blocks
             tracker.lost(done.good_blocks, self._stride)
 
     def learn(self, tracker: Tracker, lookup: Lookup) -> int:
@@ -230,6 +232,14 @@ class LoadPlanner:
         tracker.waits = True
         return coming
 
+    def _beside_window(self, tracker: Tracker, usable: int) -> int:
+        """Return the blocks of a hit of which vLLM keeps all that it needs: of a whole prompt it
+        computes the last token again, for which the window begins one token earlier."""
+        whole = usable * self._block_size >= tracker.request.num_tokens
+        if whole and self._window % self._block_size == 1:
+            return objects.floor(usable - 1, self._stride)
+        return usable
+
     def _count(self, tracker: Tracker) -> int:
         """Return how many leading blocks the pool holds, as far as the answer is there."""
         lookup = tracker.lookup
@@ -267,6 +277,8 @@ class LoadPlanner:
     def _job(self, tracker: Tracker, block_ids: Sequence[int], first: int, last: int) -> LoadJob:
         """Return the job that fills blocks [first, last) of the request."""
         request, ends = tracker.request, np.empty(0, np.int32)
+        # Before a window there are null blocks (0): nothing is loaded there.
+        first += next((n for n, block in enumerate(block_ids[first:last]) if block), 0)
         if first < last <= min(tracker.offered_blocks, len(block_ids)):
             ends = objects.ends_between(first, last, self._stride)
         # Otherwise the request waits all the same: for a load of nothing, which fails at once.

@@ -26,6 +26,7 @@ def open_pool(chosen: Settings, name: str, timeout_s: float, copier: Copier | No
         transports=chosen.transports,
         timeout_s=timeout_s,
         put_near=chosen.save_near,
+        verify=chosen.verify_loads,
         copier=copier,
     )
     if copier is not None:

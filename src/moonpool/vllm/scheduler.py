@@ -44,8 +44,10 @@ class SchedulerSide:
         link: Link,
         courier: Courier | None = None,
         clock: Clock = time.monotonic,
+        window: int = 0,
     ) -> None:
-        """block_size: tokens in one of vLLM's blocks. The link must be started by the caller."""
+        """block_size: tokens in one of vLLM's blocks; window: tokens that a layer attends to, 0 for
+        all. The link must be started by the caller."""
         self._settings, self._facts, self._link = settings, namespace, link
         self._order, self._epoch, self._ready = "", "", False
         self._asked_early, self._clock = 0, clock
@@ -69,6 +71,7 @@ class SchedulerSide:
             namespace=lambda: self.namespace,
             costs=self._costs,
             share_blocks=-(-settings.share_prefill_tokens // block_size),
+            window=window,
             known=self._known,
             failed=self._failed,
             courier=self._courier,

@@ -62,6 +62,12 @@ class Settings:
     save_near: bool = _key(
         True, values.boolean, "save in this host's memory while a node here has room"
     )
+    verify_loads: bool = _key(
+        False,
+        values.boolean,
+        "compare what is loaded from this host's memory with its checksum, as what comes over a "
+        "network always is",
+    )
     mover: str = _key(
         "auto",
         values.one_of("auto", "process", "thread"),

@@ -59,23 +59,25 @@ def check_config(vllm_config: Any) -> None:
         )
 
 
-def check_cache(kv_cache_config: Any, block_size: int) -> None:
-    """Refuse KV caches of several groups, of other than full attention, or whose blocks are not
-    those that the scheduler hashes (``block_size`` tokens)."""
+def check_cache(kv_cache_config: Any, block_size: int, *, windows: bool = False) -> None:
+    """Refuse KV caches of several groups, of kinds that are not supported, or whose blocks are not
+    those that the scheduler hashes (``block_size`` tokens). windows: whether a sliding window in
+    all layers is supported."""
+    kinds = ("FullAttentionSpec", "SlidingWindowSpec") if windows else ("FullAttentionSpec",)
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+        found = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
         raise _refusal(
-            f"a model with {len(groups)} KV cache groups ({kinds or 'none'})",
+            f"a model with {len(groups)} KV cache groups ({found or 'none'})",
             "a hit must hold for all groups at once (sliding windows, Mamba states)",
             "serve it without --kv-transfer-config",
         )
     spec = groups[0].kv_cache_spec
     for layer in getattr(spec, "kv_cache_specs", {"": spec}).values():
-        if type(layer).__name__ != "FullAttentionSpec":
+        if type(layer).__name__ not in kinds:
             raise _refusal(
                 f"a KV cache of kind {type(layer).__name__}",
-                "only full attention is supported",
+                "it takes " + " and ".join(kinds),
                 "serve it without --kv-transfer-config",
             )
         if layer.block_size != block_size:
@@ -90,6 +92,25 @@ def check_cache(kv_cache_config: Any, block_size: int) -> None:
                 "one state for each token is supported",
                 "serve it without --kv-transfer-config",
             )
+
+
+def window_of(kv_cache_config: Any) -> int:
+    """Return the tokens that a layer attends to; 0 for all of them. Of a cache that was checked."""
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    layers = getattr(spec, "kv_cache_specs", {"": spec}).values()
+    # Full attention whose mask is a window keeps all its blocks.
+    return max(
+        int(layer.sliding_window) if type(layer).__name__ == "SlidingWindowSpec" else 0
+        for layer in layers
+    )
+
+
+def object_tokens_within(window: int, object_tokens: int, block_size: int) -> int:
+    """Return the tokens of an object, so few that vLLM still has its first block when its last is
+    computed: a block that has left the window is freed."""
+    if not window:
+        return object_tokens
+    return min(object_tokens, max(window // block_size, 1) * block_size)
 
 
 def check_device(device: str) -> None:

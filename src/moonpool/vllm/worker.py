@@ -33,15 +33,17 @@ class WorkerSide:
         layers: Sequence[str],
         *,
         ordered: bool = True,
+        window: int = 0,
         starter: Starter = start,
         clock: Clock = time.monotonic,
     ) -> None:
         """name: shown to people by the pool; ordered: whether the engine's blocks come free only
-        when no step can still write to them; starter: what makes the transfers run."""
+        when no step can still write to them; window: tokens that a layer attends to, 0 for
+        all; starter: what makes the transfers run."""
         self._settings, self._name, self._clock = settings, name, clock
         self._num_blocks, self._block_size, self._layers = num_blocks, block_size, list(layers)
         self._stride = stride_of(settings.object_tokens, block_size)
-        self._ordered, self._starter = ordered, starter
+        self._ordered, self._window, self._starter = ordered, window, starter
         self.tally = Tally()
         self.runner: Runner | None = None
         self._marks: Marks | None = None
@@ -49,6 +51,7 @@ class WorkerSide:
         self._newest_load = self._newest_save = 0
         self._ended: tuple[list[LoadDone], list[SaveDone]] = ([], [])
         self._bad_blocks: set[int] = set()
+        self._failed: set[str] = set()
         self._order = self._device = ""
         self._told: str | None = None
 
@@ -104,7 +107,8 @@ class WorkerSide:
         self.runner.save(new, self._marks.saves() if self._marks is not None else None)
 
     def finished_loads(self) -> set[str]:
-        """Return the requests whose loads ended; their failed blocks are in ``take_bad_blocks``."""
+        """Return the requests whose loads ended; their failed blocks are in ``take_bad_blocks``,
+        or below a sliding window the requests that failed in ``take_failed``."""
         if self.runner is None:
             return set()
         loads, saves = self.runner.take()
@@ -117,7 +121,11 @@ class WorkerSide:
             self._ended[0].append(done)
             bad = job.ids_from(done.good_blocks)
             self.tally.count("recomputed_blocks", len(bad))
-            self._bad_blocks.update(bad)
+            if not self._window:
+                self._bad_blocks.update(bad)
+            elif bad or not len(job.ends):
+                # What comes before the first bad block is not there: all is computed anew.
+                self._failed.add(job.request_id)
         self._ended[1].extend(saves)
         return requests
 
@@ -142,6 +150,12 @@ class WorkerSide:
         """Return the blocks to recompute, of loads that ``finished_loads`` has returned."""
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
+
+    def take_failed(self) -> set[str]:
+        """Return the requests to compute from their beginning, of those that ``finished_loads``
+        has returned."""
+        failed, self._failed = self._failed, set()
+        return failed
 
     def take_results(self) -> tuple[list[LoadDone], list[SaveDone]]:
         """Return the results for the scheduler's side."""

@@ -77,32 +77,34 @@ def _scribble(pieces: Any, at: int) -> None:
         ctypes.memset(int(pieces.addresses[piece]), 0x7F, int(pieces.lengths[piece]))
 
 
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": BLOCK,
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 128,
+    "max_num_seqs": 8,
+    "kv_cache_memory_bytes": 64 << 20,
+    "enforce_eager": True,
+    "skip_tokenizer_init": True,
+    "enable_chunked_prefill": True,
+    "disable_log_stats": False,
+    "seed": 0,
+}
+
+
 class Engine:
-    """A vLLM engine whose connector uses ``store``."""
+    """A vLLM engine whose connector uses ``store``; None: the pool that ``transfer`` names."""
 
     def __init__(self, model: Path, store: Any, **options: Any) -> None:
-        self.pool = Faulty(store)
-        pools.open_pool = lambda *_: self.pool
+        if store is not None:
+            self.pool = Faulty(store)
+            pools.open_pool = lambda *_: self.pool
         transfer = options.pop("transfer", None) or {
             "kv_connector": "MoonpoolConnector",
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"object_tokens": OBJECT, "lookup_wait_ms": 2000},
         }
-        settings = {
-            "dtype": "float32",
-            "block_size": BLOCK,
-            "max_model_len": 1024,
-            "max_num_batched_tokens": 128,
-            "max_num_seqs": 8,
-            "kv_cache_memory_bytes": 64 << 20,
-            "enforce_eager": True,
-            "skip_tokenizer_init": True,
-            "enable_chunked_prefill": True,
-            "disable_log_stats": False,
-            "seed": 0,
-            **options,
-        }
-        self.llm = LLM(str(model), kv_transfer_config=transfer, **settings)
+        self.llm = LLM(str(model), kv_transfer_config=transfer, **{**SETTINGS, **options})
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.connector = self.scheduler.connector
@@ -133,22 +135,7 @@ class Engine:
 
     def run(self, prompts: list[list[int]], tokens: int = 4, **extra: Any) -> list[dict[str, Any]]:
         """Serve prompts; return for each what was cached, tokens and their logprobs."""
-        params = SamplingParams(
-            temperature=0, max_tokens=tokens, logprobs=LOGPROBS, detokenize=False, ignore_eos=True
-        )
-        requests = [{"prompt_token_ids": prompt, **extra} for prompt in prompts]
-        outputs = self.llm.generate(requests, params, use_tqdm=False)
-        return [
-            {
-                "cached": output.num_cached_tokens,
-                "tokens": list(output.outputs[0].token_ids),
-                "logprobs": [
-                    sorted((int(t), float(one.logprob)) for t, one in step.items())
-                    for step in output.outputs[0].logprobs
-                ],
-            }
-            for output in outputs
-        ]
+        return generate(self.llm, prompts, tokens, **extra)
 
     @contextlib.contextmanager
     def faults(self, fail: Callable[[int], int | None]) -> Iterator[None]:
@@ -172,6 +159,29 @@ class Engine:
     def connected(self) -> bool:
         """Whether both sides use the pool now."""
         return self.side._link.get() is not None and self.worker.runner.link.get() is not None
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0, max_tokens=tokens, logprobs=LOGPROBS, detokenize=False, ignore_eos=True
+    )
+
+
+def generate(llm: LLM, prompts: list[list[int]], tokens: int, **extra: Any) -> list[dict[str, Any]]:
+    """Serve prompts with an engine; return for each what was cached, tokens and logprobs."""
+    requests = [{"prompt_token_ids": prompt, **extra} for prompt in prompts]
+    return [read(one) for one in llm.generate(requests, greedy(tokens), use_tqdm=False)]
+
+
+def read(output: Any) -> dict[str, Any]:
+    return {
+        "cached": output.num_cached_tokens,
+        "tokens": list(output.outputs[0].token_ids),
+        "logprobs": [
+            sorted((int(t), float(one.logprob)) for t, one in step.items())
+            for step in output.outputs[0].logprobs
+        ],
+    }
 
 
 def prompt(seed: int, length: int) -> list[int]:

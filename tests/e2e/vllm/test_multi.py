@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.e2e.router_process import Router, count
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.logprobs import difference
 from tests.e2e.vllm.servers import BLOCK, OBJECT, Server, prompt, read
-from tests.integration.processes import eventually, pool
+from tests.integration.processes import Master, Node, eventually, freeze, pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -75,6 +76,7 @@ class Trio:
     joined: Server
     listener: Any
     """Hears the KV events of ``joined``."""
+    pool: tuple[Master, Node]
 
     def heard(self) -> list[Any]:
         """Return the events that have come since the last call."""
@@ -111,7 +113,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     folder = tmp_path_factory.mktemp("multi")
     model = build_model(folder, SHAPE)
     with contextlib.ExitStack() as stack:
-        master, _ = stack.enter_context(pool(folder, size="256MB"))
+        master, (node,) = stack.enter_context(pool(folder, size="256MB"))
         configs = {
             "prefill": multi("kv_producer"),
             "decode": multi("kv_consumer"),
@@ -138,7 +140,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
         for server in servers:
             server.ready()
         prefill, decode, both = servers
-        yield Trio(prefill, decode, both, listener)
+        yield Trio(prefill, decode, both, listener, (master, node))
 
 
 @contextlib.contextmanager
@@ -388,6 +390,33 @@ def test_several_answers_to_one_prompt_are_fetched_once(trio: Trio) -> None:
     plain = trio.plain(tokens)
     for choice in body["choices"]:
         assert difference(read({**body, "choices": [choice]}), plain) < SAME
+
+
+def test_a_pool_that_dies_takes_neither_child_along(trio: Trio) -> None:
+    """Below MultiConnector and in the composite: first it hangs, then it is gone."""
+    prompts = [prompt(62 + n, 300) for n in range(4)]
+    plain = [trio.plain(one) for one in prompts]
+    for one in prompts:
+        in_pool(trio, one[:256])
+    master, node = trio.pool
+    freeze(node.process.pid)
+    answers = [trio.ask(prompts[0]), trio.ask(prompts[1], second=trio.joined)]
+    node.kill()
+    master.kill()
+    answers += [trio.ask(prompts[2]), trio.ask(prompts[3], second=trio.joined)]
+    for answer, expected in zip(answers, plain, strict=True):
+        assert difference(answer, expected) < SAME
+    master.start()
+    node.start()
+    for server in (trio.prefill, trio.decode, trio.joined):
+        eventually("it has joined again", partial(_is_joined, server), 60)
+        assert server.metric("vllm:moonpool_errors_total") == 0
+
+
+def _is_joined(server: Server) -> bool:
+    server.complete(prompt(66, 100), 1)
+    saving = server.metric("vllm:moonpool_save_jobs")
+    return server.metric("vllm:moonpool_pool_connected") == 1 and not saving
 
 
 def test_a_killed_prefill_costs_a_recompute(trio: Trio) -> None:

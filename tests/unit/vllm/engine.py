@@ -68,7 +68,9 @@ class Memory:
 class SchedulerOnly:
     """The scheduler's side with stand-ins for everything around it."""
 
-    def __init__(self, *, blocks: int = 64, pool: FakePool | None = None, **changes: Any) -> None:
+    def __init__(
+        self, *, blocks: int = 64, pool: FakePool | None = None, window: int = 0, **changes: Any
+    ) -> None:
         self.pool = pool or FakePool()
         self.clock = Clock()
         self.link = FakeLink(self.pool)
@@ -81,6 +83,7 @@ class SchedulerOnly:
             self.link,  # type: ignore[arg-type]
             self.courier,
             self.clock,
+            window=window,
         )
         self.side.pins.bind(self.block_pool, STRIDE)
         self.side.worker_is("LC")

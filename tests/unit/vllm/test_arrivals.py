@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moonpool.core.messages import ENDED, FAILED, OPEN, UNHEARD, Awaited
-from moonpool.vllm.arrivals import LIMIT_S, RETRY_S, WAIT_S_MAX, WINDOW, Arrival
+from moonpool.vllm.arrivals import AWAY_S, LIMIT_S, RETRY_S, WAIT_S_MAX, WINDOW, Arrival
 
 
 def test_it_asks_for_what_comes_next_until_all_is_there() -> None:
@@ -89,6 +89,25 @@ def test_a_master_that_is_away_is_asked_again_after_a_rest() -> None:
     assert arrival.question(1.0) is None
     assert arrival.question(1.0 + RETRY_S) is not None
     assert arrival.tick(5.0)
+
+
+def test_a_master_that_stays_away_ends_the_waiting() -> None:
+    """Long before the patience with a silent prefill is over."""
+    arrival, now = Arrival(1, 60.0, 0.0), 0.0
+    while not arrival.tick(now):
+        assert arrival.question(now) is not None
+        arrival.heard(None, now)
+        now = min(arrival.due, now + RETRY_S)
+    assert now == AWAY_S
+
+
+def test_a_master_that_is_back_is_trusted_again() -> None:
+    arrival = Arrival(1, 60.0, 0.0)
+    for now, answer in ((0.0, None), (1.0, Awaited(0, OPEN, 0.0)), (2.0, None)):
+        assert arrival.question(now) is not None
+        arrival.heard(answer, now)
+    assert not arrival.tick(2.0 + AWAY_S - 0.1)
+    assert arrival.tick(2.0 + AWAY_S)
 
 
 answers = st.none() | st.builds(
