@@ -12,6 +12,7 @@ from moonpool.cli import (
     master,
     node,
     objects,
+    plan,
     router,
     status,
     trace,
@@ -37,4 +38,5 @@ doctor.register(app)
 bench.register(app)
 compat.register(app)
 trace.register(app)
+plan.register(app)
 version.register(app)

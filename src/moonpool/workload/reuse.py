@@ -24,17 +24,35 @@ class Distances:
     """Distances of all touches that were not a block's first.
 
     Run ``r`` is ``lengths[r]`` touches, of which the nearest has ``nearest[r]`` distinct blocks
-    between it and its last touch, the next one more, and so on. ``firsts``: touches before which
-    their block was never seen.
+    between it and its last touch, the next one more, and so on. ``owners``: numbers of the
+    prompts that the runs are of; ``strata``: what ``add`` was told of them. ``firsts``: touches
+    before which their block was never seen, by stratum.
     """
 
     nearest: Counts
     lengths: Counts
-    firsts: int
+    owners: Counts
+    strata: Counts
+    firsts: Counts
 
     def hits(self, blocks: int) -> int:
         """Return how many touches hit in a cache of so many blocks."""
         return int(np.clip(blocks - self.nearest, 0, self.lengths).sum())
+
+    def hits_by_stratum(self, blocks: int) -> Counts:
+        """Return the same for each stratum."""
+        hits = np.clip(blocks - self.nearest, 0, self.lengths)
+        return np.bincount(self.strata, hits, len(self.firsts)).astype(np.int64)
+
+    def touches_by_stratum(self) -> Counts:
+        """Return how many touches each stratum has."""
+        again = np.bincount(self.strata, self.lengths, len(self.firsts))
+        return again.astype(np.int64) + self.firsts
+
+    def hits_each(self, blocks: int, prompts: int) -> Counts:
+        """Return how many blocks of each of so many prompts hit in a cache of so many blocks."""
+        hits = np.clip(blocks - self.nearest, 0, self.lengths)
+        return np.bincount(self.owners, hits, prompts).astype(np.int64)
 
     def quantile(self, share: float) -> int:
         """Return the distance that so large a share of the touches (but first ones) does not
@@ -56,52 +74,65 @@ class Touches:
     def __init__(self) -> None:
         self._last: dict[object, int] = {}
         self._place = 0
+        self._prompts = 0
         self._runs = array("q")
-        self.firsts = 0
+        self._firsts = [0]
 
     @property
     def distinct(self) -> int:
         """Blocks that were touched at all."""
         return len(self._last)
 
-    def add(self, scope: object, ids: Sequence[int]) -> int:
+    def add(self, scope: object, ids: Sequence[int], strata: Sequence[int] = ()) -> int:
         """Note a prompt's blocks, first to last; return how many of its head were touched before.
 
         Its end counts as touched first, as if its head was used last. An id is unique in a scope.
+        strata: small numbers by which blocks are told apart later, one for each.
         """
+        if strata:
+            return self._add(scope, ids, strata)
         if len(set(ids)) < len(ids):
             ids = list(dict.fromkeys(ids))  # a block that a prompt names twice is one block
+        return self._add(scope, ids, bytes(len(ids)))
+
+    def _add(self, scope: object, ids: Sequence[int], strata: Sequence[int]) -> int:
         last, place = self._last, self._place
         start, known = place, 0
-        run_from, run = NEVER, 0
+        run_from, run, run_in = NEVER, 0, 0
         for index in range(len(ids) - 1, -1, -1):
             key = (scope, ids[index])
-            before = last.get(key, NEVER)
+            before, stratum = last.get(key, NEVER), strata[index]
             last[key] = place
             place += 1
             if before == NEVER:
-                self.firsts += 1
+                self._first_in(stratum)
                 known = 0
             else:
                 known += 1
-            if run and before == run_from + run:
+            if run and before == run_from + run and stratum == run_in:
                 run += 1
                 continue
             if run:
-                self._runs.extend((start, run_from, run))
-            run_from, run = before, before != NEVER
+                self._runs.extend((start, run_from, run, self._prompts, run_in))
+            run_from, run, run_in = before, before != NEVER, stratum
         if run:
-            self._runs.extend((start, run_from, run))
+            self._runs.extend((start, run_from, run, self._prompts, run_in))
         self._place = place
+        self._prompts += 1
         return known
+
+    def _first_in(self, stratum: int) -> None:
+        while stratum >= len(self._firsts):
+            self._firsts.append(0)
+        self._firsts[stratum] += 1
 
     def distances(self) -> Distances:
         """Return the distances of all touches so far."""
-        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 3)
-        starts, before, lengths = runs[:, 0], runs[:, 1], runs[:, 2]
+        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 5)
+        starts, before, lengths, owners, strata = runs.T
         # What was touched since, less what of that was touched again since, which is one block.
         nearest = starts - before - lengths - greater_before(before, lengths)
-        return Distances(nearest, lengths, self.firsts)
+        return Distances(nearest, lengths, owners, strata, np.array(self._firsts))
 
 
 def greater_before(values: Counts, weights: Counts) -> Counts:

@@ -78,12 +78,13 @@ def stats_of(groups: Iterable[Group]) -> Stats:
     A trace of one group is streamed; conversations are read whole, to be put in order.
     """
     counter = _Counter()
-    for group, request in _by_time(groups):
+    for group, request in by_time(groups):
         counter.add(group, request)
     return counter.stats()
 
 
-def _by_time(groups: Iterable[Group]) -> Iterator[tuple[Group, Request]]:
+def by_time(groups: Iterable[Group]) -> Iterator[tuple[Group, Request]]:
+    """Yield a trace's requests in order of time; one of a single group is streamed."""
     streams = []
     for group in groups:
         requests = group.requests

@@ -115,7 +115,5 @@ def _requests(
         # One that is not full yet is not the one that it will be.
         if turn.input_tokens % block_tokens:
             blocks[-1] = -(number << 32) - turn.input_tokens
-        yield Request(
-            now_s, turn.input_tokens, turn.output_tokens, blocks, think_s, session.name
-        )
+        yield Request(now_s, turn.input_tokens, turn.output_tokens, blocks, think_s, session.name)
         now_s += turn.output_tokens * SECONDS_A_TOKEN

@@ -60,7 +60,7 @@ def test_hits_of_every_size_are_those_of_the_cache_played_out(seed: int) -> None
         assert touches.add("scope", prompt) == head
         seen.update(prompt)
     found = touches.distances()
-    assert touches.distinct == len(seen) == found.firsts
+    assert touches.distinct == len(seen) == found.firsts.sum()
     longest = max(map(len, prompts))
     for size in (longest, longest + 1, longest + 7, 40, 60, 100, 10_000):
         if size >= longest:
@@ -73,7 +73,7 @@ def test_distances_by_hand() -> None:
     for prompt in ([1, 2], [3], [1, 2, 4], [3]):
         touches.add("scope", prompt)
     found = touches.distances()
-    assert found.firsts == 4
+    assert found.firsts.tolist() == [4]
     assert [found.hits(size) for size in (1, 2, 3, 4)] == [0, 1, 2, 3]
     assert (found.quantile(0.0), found.quantile(1.0)) == (0, 3)
 
