@@ -81,10 +81,10 @@ def _results(first: int, count: int, jobs: int, seconds: float) -> Iterator[Resu
 
 
 def _prepare() -> None:
+    sys.unraisablehook = lambda _what: None  # of what a killed process leaves to the collector
     simulate(0)
     gc.collect()
     gc.freeze()
-    sys.unraisablehook = lambda _what: None  # of what a killed process leaves to the collector
 
 
 def _batch(what: tuple[int, int, float]) -> list[Result]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Shape:
     clients: int = 2
     store: str = ""
     boards: bool = True
+    digests: bool = False
+    """Whether keys are digests, as engines' are, or names."""
     disks: bool = False
     policy: str = "on-evict"
     drift: float = 0.02
@@ -107,6 +109,12 @@ class Cluster:
                 machine.process.kill()
         shutil.rmtree(self.root, ignore_errors=True)
 
+    def stop(self, machine: Machine) -> None:
+        """End a process as SIGTERM does."""
+        if machine.up and machine.parts:
+            self.hub.note(f"stop {machine.name}")
+            machine.parts["main"].cancel()
+
     def lose_power(self, machine: Machine) -> None:
         """Take a node's machine down, with its memory and what its disk had not yet kept."""
         if machine.process is not None:
@@ -115,6 +123,12 @@ class Cluster:
         disk = DISKS.get(machine.name)
         lost = 0 if disk is None else disk.lose_power()
         self.hub.note(f"power {machine.name} {lost}")
+
+    def home(self) -> str:
+        """Return the directory in the shared memory of the running process's host."""
+        process = self.hub.process
+        assert process is not None
+        return str(self.root / process.host)
 
     # --- what is so ---------------------------------------------------------------------------
 
@@ -168,9 +182,7 @@ class Cluster:
             async with how(config):
                 await asyncio.Event().wait()
 
-        assert machine.process is not None
-        machine.process.parts = machine.parts
-        Loop(self.hub, machine.process).start(run(), "master")
+        self._run(machine, run())
 
     def _start_node(self, machine: Machine) -> None:
         shape = self.shape
@@ -193,9 +205,15 @@ class Cluster:
                 machine.parts["running"] = running
                 await running.session
 
-        assert machine.process is not None
-        machine.process.parts = machine.parts
-        Loop(self.hub, machine.process).start(run(), "node")
+        self._run(machine, run())
+
+    def _run(self, machine: Machine, main: Coroutine[Any, Any, None]) -> None:
+        process = machine.process
+        assert process is not None
+        process.parts = machine.parts
+        machine.parts["main"] = task = Loop(self.hub, process).start(main, "main")
+        # Its end closes what its system has of it.
+        task.add_done_callback(lambda _task: self.hub.soon(None, process.kill))
 
     def connect(self, name: str, ways: tuple[str, ...], **options: Any) -> Store:
         """Return a store, in a thread of a client's process."""

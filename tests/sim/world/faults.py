@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.sim.world.cluster import Machine
+from tests.sim.world.disk import DISKS
 from tests.sim.world.hub import Process
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Faults:
             (3, self.cut),
             (5, self.break_stream),
             (1, self.power),
+            (1, self.stop_node),
+            (1, self.stop_master),
         ]
         if shape.masters > 1:
             kinds += [(2, self.slow_store), (3, self.cut_from_store)]
@@ -71,6 +74,28 @@ class Faults:
     def kill_all(self) -> None:
         for machine in (*self.sim.cluster.masters, *self.sim.cluster.nodes):
             self._kill(machine)
+
+    def stop_node(self) -> None:
+        """A node that is stopped takes its memory with it."""
+        cluster, hub = self.sim.cluster, self.sim.hub
+        machine = hub.rng.choice(cluster.nodes)
+        self.sim.note_power_loss(machine.name)
+        cluster.stop(machine)
+        # What is put while it ends may be lost with it as well.
+        self._for(2.0 + hub.rng.random(), lambda: self._start_again(machine))
+
+    def _start_again(self, machine: Machine) -> None:
+        if machine in self.sim.cluster.nodes:
+            self.sim.note_power_loss(machine.name)
+        if machine.process is not None:
+            machine.process.kill()
+        self.sim.cluster.start(machine)
+
+    def stop_master(self) -> None:
+        cluster, hub = self.sim.cluster, self.sim.hub
+        machine = hub.rng.choice(cluster.masters)
+        cluster.stop(machine)
+        self._for(1.0 + hub.rng.random(), lambda: self._start_again(machine), leader=True)
 
     def power(self) -> None:
         cluster = self.sim.cluster
@@ -125,7 +150,15 @@ class Faults:
         self.sim.cluster.register.slow_s, self.sim.cluster.register.lose = 0.02, 0.0
 
     def slow_disk(self) -> None:
-        pass
+        rng = self.sim.hub.rng
+        for disk in DISKS.values():
+            disk.slow = rng.choice((10.0, 100.0, 1000.0))
+        self._for(rng.random() * 3.0, self._disks_well)
+
+    @staticmethod
+    def _disks_well() -> None:
+        for disk in DISKS.values():
+            disk.slow = 1.0
 
     # --- how it is put right ------------------------------------------------------------------
 

@@ -143,6 +143,24 @@ class History:
         attempt.seen = min(attempt.seen, now)
         return attempt
 
+    def present(self, key: str, invoked: float, who: str) -> None:
+        """A lookup that was invoked then found an object of the key."""
+        history = self.of(key)
+        for attempt in history.attempts:
+            if attempt.outcome in (TAKEN, FULL):
+                continue
+            gone = (
+                removal
+                for removal in history.removals
+                if removal.ended < invoked and attempt.seen < removal.invoked
+            )
+            if all(
+                self.may_be_undone(removal, self._was_replaced(attempt, removal))
+                for removal in gone
+            ):
+                return
+        raise Violation(f"{who} found {key}, which was removed or never put")
+
     def due(self, key: str, invoked: float) -> Attempt | None:
         """Return a put whose object a read that begins then must find, None if there is none."""
         history = self.of(key)

@@ -9,6 +9,7 @@ import random
 import traceback
 import zlib
 from asyncio import events
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -34,6 +35,7 @@ class Process:
         self.host = host
         self.alive = True
         self.frozen_until = 0.0
+        self.held: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self.stalled = 0.0
         self.parts: dict[str, Any] = {}
         self.offset, self.skew, self.rate = hub.clock_of(host)
@@ -65,6 +67,20 @@ class Process:
         self.fds.clear()
         for each in self.on_kill:
             each()
+
+    def hold(self, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Keep something for when it is not frozen any more."""
+        if not self.held:
+            self.hub.at(self.frozen_until, None, self._thaw)
+        self.held.append((call, args))
+
+    def _thaw(self) -> None:
+        while self.held and self.alive:
+            if self.frozen_until > self.hub.now:
+                self.hub.at(self.frozen_until, None, self._thaw)
+                return
+            call, args = self.held.popleft()
+            call(*args)
 
     def freeze(self, seconds: float) -> None:
         """Do not run for so long, as by SIGSTOP."""
@@ -166,6 +182,15 @@ class Hub:
         """Have something called after a very short random time."""
         self.at(self.now + 2 * _STEP_S * self.rng.random(), process, call, *args)
 
+    def now_or_later(self, process: Process, call: Callable[..., object], *args: Any) -> None:
+        """Call something in the middle of an event, unless its process is dead or frozen."""
+        if not process.alive:
+            return
+        if process.frozen_until > self.now or process.held:
+            process.hold(call, args)
+        else:
+            call(*args)
+
     def run(self, until: float) -> None:
         """Let time pass, until ``stopped`` is set."""
         heap = self._heap
@@ -174,8 +199,8 @@ class Hub:
             if process is not None:
                 if not process.alive:
                     continue
-                if process.frozen_until > when:
-                    self.at(process.frozen_until, process, call, *args)
+                if process.frozen_until > when or process.held:
+                    process.hold(call, args)
                     continue
             self.now = max(self.now, when)
             self.events += 1
@@ -193,17 +218,21 @@ class Hub:
         """Start a thread."""
         thread = Thread(process, run, name)
         thread.loop = loop
-        thread.parked = True
         self._threads.append(thread)
-        self.wake(thread)
+        self.soon(process, self._resume, thread, True)
         return thread
 
     def wake(self, thread: Thread) -> None:
         """Let a parked thread go on soon; a running one is left alone."""
-        if thread.parked:
-            thread.parked = False
-            thread.ticket += 1
-            self.soon(thread.process, self._resume, thread, True)
+        if not thread.parked:
+            return
+        thread.parked = False
+        thread.ticket += 1
+        process = thread.process
+        if self.thread is None and process.frozen_until <= self.now and process.alive:
+            self._resume(thread, True)  # what woke it is an event of its own
+        else:
+            self.soon(process, self._resume, thread, True)
 
     def park(self, seconds: float | None = None) -> bool:
         """Stop the running thread until it is woken, or its clock says so; tell which."""

@@ -94,9 +94,9 @@ class End:
         if peer.broken or peer.reader is None:
             return
         if kind == DATA:
-            self.net.hub.at(self.net.hub.now, peer.process, peer.reader.arrived, data)
+            self.net.hub.now_or_later(peer.process, peer.reader.arrived, data)
         else:
-            self.net.hub.at(self.net.hub.now, peer.process, peer.reader.ended, "")
+            self.net.hub.now_or_later(peer.process, peer.reader.ended, "")
 
     def healed(self) -> None:
         """There may be a way again: send once more what was held up."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moonpool.core.keys import key_of
+from moonpool.core.keys import key_of, pack
 from tests.sim.world import hub as hubs
 from tests.sim.world import sockets, system
 from tests.sim.world.cluster import Cluster, Shape, backend_for
@@ -21,8 +22,8 @@ from tests.sim.world.watch import Watching, check
 from tests.sim.world.workload import Bounded, Client
 
 KEYS = 12
-ACTIVE_S = 5.0
-CALM_S = 3.0
+ACTIVE_S = 4.0
+CALM_S = 2.5
 """How long after the last trouble, with all segments there, nothing may fail any more."""
 SETTLE_S = 40.0
 """How long a pool may take to be whole after the last trouble."""
@@ -62,7 +63,9 @@ class Simulation:
         self.keys = KEYS
         self.think_s = self.shape.think_s
         self.hub.pause = self.shape.pause
-        self.names = {bytes(key_of(f"k{i}")): f"k{i}" for i in range(KEYS)}
+        made = _digest if self.shape.digests else key_of
+        self.packed = {f"k{i}": bytes(made(f"k{i}")) for i in range(KEYS)}
+        self.names = {packed: name for name, packed in self.packed.items()}
         self.watching = Watching(self._evicted)
         self.cluster = Cluster(self.hub, self.net, self.shape)
         self.faults = Faults(self)
@@ -95,10 +98,10 @@ class Simulation:
         state = self.cluster.state()
         for packed, name in self.names.items():
             found = None if state is None else state.state.index.find(packed)
-            elsewhere = False
+            elsewhere = state is not None and packed in state.state.disks.objects
             if found is not None and state is not None:
                 segments = state.state.segments.by_handle
-                elsewhere = any(segments[s.segment].info.node != node for s in found.slots)
+                elsewhere |= any(segments[s.segment].info.node != node for s in found.slots)
             if not elsewhere:
                 self.history.lost(name, self.hub.now)
 
@@ -222,6 +225,9 @@ def drawn(hub: Hub) -> Shape:
         nodes=rng.choice((1, 2, 2, 3)),
         clients=rng.choice((1, 2, 2, 3)),
         boards=rng.random() < 0.5,
+        digests=rng.random() < 0.5,
+        disks=rng.random() < 0.15,
+        policy=rng.choice(("on-evict", "write-through", "selective")),
         drift=rng.choice((0.0, 0.02, 0.05)),
         delay_s=rng.choice((0.0005, 0.004, 0.03)),
         sizes=rng.choice((Shape.sizes, (60, 9000, 30_000), (70_000, 150_000, 260_000))),
@@ -232,6 +238,10 @@ def drawn(hub: Hub) -> Shape:
         store = rng.choice(("", "etcd://etcd:2379"))
         shape = replace(shape, masters=rng.choice((2, 3)), store=store)
     return shape
+
+
+def _digest(name: str) -> bytes:
+    return pack(hashlib.blake2b(name.encode(), digest_size=16).digest(), b"fingerprint")
 
 
 _runs = 0
@@ -248,7 +258,9 @@ def simulate(seed: int, shape: Shape | None = None, *, trace: bool = False) -> R
             sim = Simulation(seed, shape, trace=trace)
             error = ""
             system.bind(
-                lambda: backend_for(sim.cluster), lambda s: look_in(sim.cluster.register, s)
+                lambda: backend_for(sim.cluster),
+                lambda limit_s: look_in(sim.cluster.register, limit_s),
+                sim.cluster.home,
             )
             with sim.watching.hooked():
                 try:

@@ -169,20 +169,32 @@ def _changes() -> list[tuple[ModuleType, str, object]]:
     put("transport.copy", _kernels=Kernels(never=True))
     put("ssd.shelf", wait=wait)
     put("node.tiering", LocalVolume=SimVolume)
-    put("master.daemon", TICK_S=0.2, gc=Gc(), serving_http=_no_http, backend_for=_backend_for)
+    put(
+        "master.daemon",
+        TICK_S=0.2,
+        gc=Gc(),
+        default_segment_dir=_home,
+        serving_http=_no_http,
+        backend_for=_backend_for,
+    )
     put("ha.seeker", look_in=_look_in)
     put("master.terms", gc=Gc())
     _defaults.extend((each.__kwdefaults__ or {}) for each in (Service.__init__, Pace.__init__))
     return _plan
 
 
-def bind(backend: Callable[[], Any], look: Callable[[float], Any]) -> None:
-    """Say where elections are held."""
-    _bound["backend"], _bound["look"] = backend, look
+def bind(backend: Callable[[], Any], look: Callable[[float], Any], home: Callable[[], str]) -> None:
+    """Say where elections are held, and where a host has its shared memory."""
+    _bound.update(backend=backend, look=look, home=home)
 
 
 def _backend_for(_store: object) -> Any:
     return _bound["backend"]()
+
+
+def _home() -> str:
+    """Return the shared memory of the host that asks."""
+    return str(_bound["home"]())
 
 
 def _look_in(_store: object, timeout_s: float) -> Any:

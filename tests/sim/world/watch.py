@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -181,7 +182,7 @@ class _Errors(logging.Handler):
         if not hub().ending:
             text = record.getMessage()
             if record.exc_info and record.exc_info[1] is not None:
-                text += f": {record.exc_info[1]!r}"
+                text += ": " + "".join(traceback.format_exception(record.exc_info[1])[-8:])
             self._found(text)
 
 

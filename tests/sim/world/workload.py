@@ -53,7 +53,8 @@ class Client:
             (7, self.get),
             (3, self.get_batch),
             (2, self.hold),
-            (2, self.exists),
+            (1, self.exists),
+            (2, self.match),
             (2, self.remove),
         ]
 
@@ -92,6 +93,9 @@ class Client:
     def key(self) -> str:
         return f"k{self.rng.randrange(self.sim.keys)}"
 
+    def packed(self, keys: list[str]) -> list[bytes]:
+        return [self.sim.packed[key] for key in keys]
+
     def size(self) -> int:
         return self.rng.choice(self.sim.shape.sizes)
 
@@ -102,9 +106,12 @@ class Client:
         attempt = self.sim.history.put(key, self.size(), self.sim.hub.now)
         parent = f"k{int(key[1:]) - 1}" if key != "k0" and self.rng.random() < 0.5 else None
         replicas = 2 if self.rng.random() < 0.15 else 1
+        packed = self.sim.packed
         with self.bounded(f"put {key} #{attempt.number} {attempt.size}") as call:
             try:
-                stored = self.store.put(key, attempt.value, parent=parent, replicas=replicas)
+                stored = self.store.put(
+                    packed[key], attempt.value, parent=parent and packed[parent], replicas=replicas
+                )
             except NoSpaceError:
                 self._ended(call, attempt, FULL)
             except MoonpoolError as error:
@@ -119,7 +126,7 @@ class Client:
         attempts = [sim.history.put(key, self.size(), sim.hub.now) for key in keys]
         with self.bounded(f"put_batch {[f'{a.key}#{a.number}' for a in attempts]}") as call:
             try:
-                codes = self.store.put_batch(keys, [each.value for each in attempts])
+                codes = self.store.put_batch(self.packed(keys), [each.value for each in attempts])
             except MoonpoolError as error:
                 for attempt in attempts:
                     self._ended(call, attempt, UNKNOWN, error)
@@ -148,11 +155,13 @@ class Client:
     def get_key(self, key: str) -> None:
         with self.bounded(f"get {key}") as call:
             try:
-                value = self.store.get(key)
+                value = self.store.get(self.sim.packed[key])
             except ChecksumError as error:
                 raise Violation(f"{self.process.name} got damaged bytes: {error}") from error
-            except (NotFoundError, NotReadyError) as error:
+            except NotFoundError as error:
                 call.missed(key, repr(error))
+            except (NotReadyError, NoSpaceError) as error:
+                call.on_disk(key, repr(error))
             except MoonpoolError as error:
                 call.failed(repr(error))
             else:
@@ -163,13 +172,13 @@ class Client:
         keys = [f"k{i % self.sim.keys}" for i in range(first, first + self.rng.randint(2, 5))]
         with self.bounded(f"get_batch {keys}") as call:
             try:
-                values = self.store.get_batch(keys)
+                values = self.store.get_batch(self.packed(keys))
             except MoonpoolError as error:
                 call.failed(repr(error))
                 return
             for key, value in zip(keys, values, strict=True):
                 if value is None:
-                    call.missed(key, "None")
+                    call.on_disk(key, "None")
                 else:
                     call.read(key, value)
 
@@ -185,13 +194,13 @@ class Client:
                 self.store.register_buffer(buffer)
             began = sim.hub.now
             try:
-                lease = self.store.hold(keys, 3.0)
+                lease = self.store.hold(self.packed(keys), 3.0)
             except MoonpoolError as error:
                 call.failed(repr(error))
                 return
             try:
                 sim.hub.park(self.rng.random() * 2.0)
-                codes = self.store.get_pieces(keys, pieces, lease=lease.id)
+                codes = self.store.get_pieces(self.packed(keys), pieces, lease=lease.id)
             except MoonpoolError as error:
                 call.failed(repr(error))
                 return
@@ -213,13 +222,31 @@ class Client:
         key = self.key()
         with self.bounded(f"exists {key}") as call:
             try:
-                there = self.store.exists(key)
+                there = self.store.exists(self.sim.packed[key])
             except MoonpoolError as error:
                 call.failed(repr(error))
                 return
             call.said.append(str(there))
-            if not there:
+            if there:
+                self.sim.history.present(key, call.invoked, self.process.name)
+            else:
                 call.missed(key, "exists: no")
+
+    def match(self) -> None:
+        """Look a prefix up."""
+        first = self.rng.randrange(self.sim.keys)
+        keys = [f"k{i % self.sim.keys}" for i in range(first, first + self.rng.randint(2, 6))]
+        with self.bounded(f"match {keys}") as call:
+            try:
+                count = self.store.match_prefix(self.packed(keys))
+            except MoonpoolError as error:
+                call.failed(repr(error))
+                return
+            call.said.append(str(count))
+            for key in keys[:count]:
+                self.sim.history.present(key, call.invoked, self.process.name)
+            if count < len(keys):
+                call.missed(keys[count], f"match: {count}")
 
     def remove(self) -> None:
         key, force = self.key(), self.rng.random() < 0.2
@@ -228,7 +255,7 @@ class Client:
             if force:
                 sim.forced[key] = float("inf")
             try:
-                self.store.remove(key, force=force)
+                self.store.remove(self.sim.packed[key], force=force)
             except (NotFoundError, NotReadyError) as error:
                 call.missed(key, repr(error))
             except LeasedError:
@@ -291,6 +318,13 @@ class Bounded:
         self.client.sim.count["failed"] += 1
         if self.settle():
             raise Violation(f"{self.client.process.name} {self.what} failed: {why}")
+
+    def on_disk(self, key: str, why: str) -> None:
+        """The call did not get an object, for which memory may lack room if it is on a disk."""
+        if self.client.sim.shape.disks:
+            self.said.append(f"{key}: {why}")
+        else:
+            self.missed(key, why)
 
     def missed(self, key: str, why: str) -> None:
         """The call says that there is no such object."""
