@@ -6,7 +6,17 @@ import pytest
 
 from tests.compat.beds import Bed, cases
 
-MODULES = ("copying", "looking", "zerocopy", "configs", "lives", "sessions", "places", "memory")
+MODULES = (
+    "copying",
+    "looking",
+    "zerocopy",
+    "configs",
+    "lives",
+    "sessions",
+    "places",
+    "memory",
+    "tensors",
+)
 
 
 @pytest.mark.parametrize("case", cases(*MODULES))

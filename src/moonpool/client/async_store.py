@@ -88,10 +88,16 @@ class AsyncStore:
         return self._run(self.store.put_from, key, buffer, size)
 
     def put_from_parts(
-        self, key: AnyKey, buffers: Sequence[Buffer], *, parent: AnyKey | None = None
+        self,
+        key: AnyKey,
+        buffers: Sequence[Buffer],
+        *,
+        parent: AnyKey | None = None,
+        wishes: Wishes | None = None,
     ) -> Awaitable[bool]:
         """See ``Store.put_from_parts``."""
-        return self._run(self.store.put_from_parts, key, buffers, parent=parent)
+        how = {"parent": parent, "wishes": wishes}
+        return self._run(self.store.put_from_parts, key, buffers, **how)
 
     def get(self, key: AnyKey, *, lease: int | None = None) -> Awaitable[bytes]:
         """See ``Store.get``."""

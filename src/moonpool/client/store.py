@@ -6,9 +6,10 @@ such as engines use. Objects are immutable bytes. All methods may be called from
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -95,6 +96,7 @@ class Store(Handing):
         verify: bool = False,
         copier: Copier | None = None,
         engines: config.ClientConfig | None = None,
+        engine: str | None = None,
     ) -> Self:
         """Return the pool of the master at ``address`` (host:port), or of the leader among
         several: ``host:port,host:port...`` or ``etcd://...`` (reliability.md).
@@ -110,7 +112,9 @@ class Store(Handing):
         read in this host's memory with its checksum. copier: reaches the memory of zero-copy calls
         if it is not the processor's, such as a GPU's. engines: how nixl and
         mooncake are to work (the keys nixl_..., mooncake_..., staging); None takes them from the
-        environment (MOONPOOL_CLIENT_...), if such a transport is asked for.
+        environment (MOONPOOL_CLIENT_...), if such a transport is asked for. engine: "mooncake" for
+        the Mooncake cluster of the mooncake_master at ``address`` (mooncake.md); None takes
+        MOONPOOL_ENGINE, else "moonpool".
 
         Raises MasterUnreachableError, VersionMismatchError, IllegalClientError, ConfigError.
         """
@@ -122,6 +126,11 @@ class Store(Handing):
             lease_s=lease_s,
             connections=connections,
         )
+        foreign = _mooncake(settings, engine, engines)
+        if foreign is not None:
+            from moonpool.client.mooncake.store import MooncakeStore
+
+            return cast("Self", MooncakeStore.of(foreign, settings.master))
         peer = new_peer(name)
         said = os.environ.get("MOONPOOL_TOKEN", "") if token is None else token
         channel = SocketChannel(
@@ -204,12 +213,17 @@ class Store(Handing):
         return self._put(key, view[:size], size, None, Wishes())
 
     def put_from_parts(
-        self, key: AnyKey, buffers: Sequence[Buffer], *, parent: AnyKey | None = None
+        self,
+        key: AnyKey,
+        buffers: Sequence[Buffer],
+        *,
+        parent: AnyKey | None = None,
+        wishes: Wishes | None = None,
     ) -> bool:
         """Put one object that consists of all buffers, in order; see ``put``."""
         spans = [span_of(buffer) for buffer in buffers]
         size = sum(span.nbytes for span in spans)
-        return self._put(key, memory.parts(spans), size, parent, Wishes())
+        return self._put(key, memory.parts(spans), size, parent, wishes or Wishes())
 
     def get(self, key: AnyKey, *, lease: int | None = None) -> bytes:
         """Return an object's bytes. lease: one of ``new_lease``, under which it stays.
@@ -287,6 +301,20 @@ class Store(Handing):
         code = self._getter.read_one(packed(key), room, lease)
         if code:
             raise error_for(code, f"{shown(key)}: {GET_FAILURES.get(code, 'cannot be read')}")
+
+
+def _mooncake(
+    settings: config.ClientConfig, engine: str | None, engines: config.ClientConfig | None
+) -> config.ClientConfig | None:
+    """Return how a Mooncake cluster is to be used, None if the pool is a moonpool."""
+    asked = os.environ.get("MOONPOOL_CLIENT_ENGINE") or os.environ.get("MOONPOOL_ENGINE")
+    if engine is None and engines is None and not asked:
+        return None
+    chosen = engines or config.load(config.ClientConfig, flags={"engine": engine})
+    if (engine or chosen.engine) != "mooncake":
+        return None
+    names = ("timeout_s", "put_timeout_s", "lease_s")
+    return dataclasses.replace(chosen, **{name: getattr(settings, name) for name in names})
 
 
 def _settings(**options: Any) -> config.ClientConfig:

@@ -28,11 +28,16 @@ from moonpool.compat.host_memory import (
 from moonpool.compat.lifecycle import Lifecycle
 from moonpool.compat.looking import Looking
 from moonpool.compat.mounting import Mounting
+from moonpool.compat.parallel import ParallelAxis, ReadTarget, TensorParallelism
 from moonpool.compat.ranges import Ranges
 from moonpool.compat.replicas import Replicas
 from moonpool.compat.replicate import ReplicateConfig
 from moonpool.compat.sessions import Sessions
 from moonpool.compat.tasks import QueryTaskResponse, Tasks
+from moonpool.compat.tensor_files import TensorFiles
+from moonpool.compat.tensors import Tensors
+from moonpool.compat.tensors_parallel import TensorsParallel
+from moonpool.compat.tensors_tp import TensorsTp
 from moonpool.compat.upserts import Upserts
 from moonpool.compat.zerocopy import ZeroCopy
 
@@ -46,7 +51,9 @@ __all__ = [
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ParallelAxis",
     "QueryTaskResponse",
+    "ReadTarget",
     "RegisteredBufferLease",
     "RegisteredBufferPool",
     "ReplicaDescriptor",
@@ -55,6 +62,7 @@ __all__ = [
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
     "bind_to_numa_node",
     "get_alloc_func_addr",
     "get_free_func_addr",
@@ -74,6 +82,10 @@ class MooncakeDistributedStore(
     Sessions,
     Tasks,
     Mounting,
+    Tensors,
+    TensorsTp,
+    TensorsParallel,
+    TensorFiles,
 ):
     """The pool, as programs written for Mooncake see it. Calls answer with numbers: 0 or more for
     success, a negative code otherwise; TypeError is for arguments of wrong types only."""

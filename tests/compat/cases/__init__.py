@@ -18,6 +18,7 @@ MODULES = (
     "sessions",
     "places",
     "memory",
+    "tensors",
     "leases",
 )
 CASES: dict[str, Callable[..., Any]] = {}
