@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from moonpool import MoonpoolError, Store
 from moonpool.core.keys import split
@@ -16,6 +16,7 @@ from tests.chaos.content import is_right
 from tests.chaos.faults import FLIPS, Faults
 from tests.chaos.plan import Fault
 
+T = TypeVar("T")
 HANG_S = 20.0
 """A call's deadlines are 2 s; the machine may be busy with other things."""
 SETTLE_S = 45.0
@@ -33,6 +34,17 @@ def until(check: Callable[[], bool], within_s: float) -> float | None:
         if time.monotonic() - started > within_s:
             return None
         time.sleep(0.05)
+
+
+def asked(call: Callable[[], T]) -> T:
+    """Return what a call returns, once it does: the machine may be slow. Raises MoonpoolError."""
+    found: list[T] = []
+
+    def answered() -> bool:
+        found.append(call())
+        return True
+
+    return call() if until(answered, SETTLE_S) is None else found[0]
 
 
 class Promises:
@@ -70,7 +82,7 @@ class Promises:
         """Return for each kept key the nodes that have it in memory, and the one on its disk."""
         return {
             info.key: ([name.rpartition("/")[0] for name in info.segments], info.disk)
-            for info in self._store.list(namespace=b"", prefix="kept-")
+            for info in asked(lambda: [*self._store.list(namespace=b"", prefix="kept-")])
         }
 
     def missing(self) -> list[bytes]:
@@ -120,7 +132,7 @@ class Promises:
             return any(each.node == node and each.empty for each in self._store.status().drains)
 
         if until(empty, SETTLE_S) is None:
-            left = [each for each in self._store.status().drains if each.node == node]
+            left = [each for each in asked(self._store.status).drains if each.node == node]
             self.faults.append(f"{node} is not drained after {SETTLE_S:.0f} s: {left}")
             return False
         return True
@@ -246,11 +258,11 @@ def leaks(store: Store) -> list[str]:
 
     if until(empty, 30.0) is None:
         found.append(f"space is used in an empty pool: {_summary(store)}")
-    total = sum(segment.info.data_bytes for segment in store.status().segments)
+    total = sum(segment.info.data_bytes for segment in asked(store.status).segments)
     keys = [f"fill-{i}" for i in range(int(total * 0.9) // MIB)]
     value = bytes(MIB - 64)
     bad = [code for key in keys for code in store.put_batch([key], [value]) if code]
-    there = sum(store.exists_batch(keys))
+    there = asked(lambda: sum(store.exists_batch(keys)))
     if bad or there < len(keys):
         found.append(f"{there} of {len(keys)} MiB fit, codes {sorted(set(bad))}: {_summary(store)}")
     store.remove_all(force=True)
@@ -258,6 +270,6 @@ def leaks(store: Store) -> list[str]:
 
 
 def _summary(store: Store) -> str:
-    status = store.status()
+    status = asked(store.status)
     used = [(s.info.node, s.used_bytes, s.pending_bytes, s.objects) for s in status.segments]
     return f"puts {status.puts_in_progress}, leases {status.leases}, {used}"

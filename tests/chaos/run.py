@@ -6,16 +6,18 @@ import json
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from moonpool import MoonpoolError, Store
-from tests.chaos.checks import HangWatch, Promises, damage, leaks
+from tests.chaos.checks import HangWatch, Promises, asked, damage, leaks
 from tests.chaos.cluster import HOSTS, Cluster, name_of
 from tests.chaos.faults import Faults
 from tests.chaos.hosts import Hosts
 from tests.chaos.plan import ACTS, Fault, Round, plan
 from tests.chaos.report import Report
+from tests.integration import etcd, processes
 from tests.integration.etcd import ETCD
 
 Say = Callable[[str], None]
@@ -27,6 +29,7 @@ DAMAGES = (
     "drain and reboot node",
 )
 WARM_S = 3.0
+START_S = 180.0
 
 
 class Chaos:
@@ -37,18 +40,29 @@ class Chaos:
         self._say = say
         self._folder = folder or Path(tempfile.mkdtemp(prefix="chaos-"))
         self._began = time.monotonic()
+        # Twelve processes start at once, on a machine that may do much else.
+        processes.START_S = etcd.START_S = START_S
 
     def run(self, minutes: float, acts: int = ACTS) -> Report:
         """Run rounds until so many minutes are over; the last act under way is ended."""
         number, until = 0, self._began + 60 * minutes
         while time.monotonic() < until:
-            self.round(plan(self.report.seed, number, etcd=ETCD is not None, acts=acts), until)
+            self._try(plan(self.report.seed, number, etcd=ETCD is not None, acts=acts), until)
             number += 1
         if self.report.good:
             shutil.rmtree(self._folder, ignore_errors=True)
         else:
             self._say(f"logs are in {self._folder}")
         return self.report
+
+    def _try(self, round_: Round, until: float) -> None:
+        """Run one round; what breaks it off is a finding, and the next begins."""
+        try:
+            self.round(round_, until)
+        except Exception:  # noqa: BLE001 - whatever it is, it is told
+            text = " | ".join(traceback.format_exc().strip().splitlines()[-6:])
+            self.report.find("other", [f"round {round_.number} broke off: {text}"])
+            self._say(f"round {round_.number} broke off: {text}")
 
     def round(self, round_: Round, until: float = float("inf")) -> None:
         """Run one round."""
@@ -123,7 +137,7 @@ class _Round:
     def _end(self) -> None:
         """Check what can be checked when nobody works any more."""
         report, cluster, promises = self._report, self._cluster, self._promises
-        evicted = self._store.status().counters.get("evicted_objects", 0)
+        evicted = asked(self._store.status).counters.get("evicted_objects", 0)
         if evicted and not cluster.round.tight:
             report.find("other", [f"{evicted} objects were evicted where there is room for all"])
         promises.settle("at the end", lambda gone: not gone)
