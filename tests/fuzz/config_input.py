@@ -98,7 +98,7 @@ class CommandLine(Config):
     """Whole command lines that must fail: with one line, and 2."""
 
     name = "command lines"
-    share = 0.3
+    share = 0.1
     episode = 50
 
     def take(self, chance: random.Random) -> str:
