@@ -2,9 +2,9 @@
 
 In rising priority: defaults, ``--config FILE`` (TOML, JSON, or YAML where PyYAML is installed),
 environment variables, flags: what is typed wins over what lies about. A file may hold one role's
-keys, or a table for each role. A variable is ``MOONPOOL_<ROLE>_<KEY>``; the keys ``master``, ``ha``
-and ``token`` of any role are also ``MOONPOOL_MASTER``, ``MOONPOOL_HA`` and ``MOONPOOL_TOKEN``. Of
-``ha`` and ``master`` the one from the stronger source counts, ``ha`` if they are from the same.
+keys, or a table for each role. A variable is ``MOONPOOL_<ROLE>_<KEY>``; ``master``, ``ha``,
+``token`` and ``engine`` of any role are also ``MOONPOOL_MASTER`` and so on. Of ``ha`` and
+``master`` the one from the stronger source counts, ``ha`` if they are from the same.
 Whatever is wrong is a ConfigError of one line that names the key and the values it may have.
 """
 
@@ -31,7 +31,7 @@ ROUTER_PORT = 8000
 MASTER_ADDRESS = f"127.0.0.1:{MASTER_PORT}"
 
 ENV_PREFIX = "MOONPOOL_"
-_SHARED_KEYS = ("master", "ha", "token")
+_SHARED_KEYS = ("master", "ha", "token", "engine")
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
 
 C = TypeVar("C", bound="RoleConfig")
@@ -207,6 +207,24 @@ class ClientConfig(EngineConfig):
         "", config_ha.store, "where masters elect their leader; empty: master says where they are"
     )
     name: str = _key("", v.text, "shown to people; empty: the process's id")
+    engine: str = _key(
+        "moonpool",
+        v.one_of("moonpool", "mooncake"),
+        "what the pool is: a moonpool, or a Mooncake cluster whose mooncake_master master names",
+    )
+    mooncake_metadata: str = _key(
+        "P2PHANDSHAKE",
+        v.text,
+        "metadata server of a Mooncake cluster, such as http://HOST:8080/...",
+    )
+    mooncake_admin: str = _key(
+        "", v.text, "host:port of mooncake_master's HTTP side; empty: port 9003 of its host"
+    )
+    mooncake_hostname: str = _key(
+        "", v.text, "name under which a Mooncake cluster reaches this process; empty: found out"
+    )
+    mooncake_tenant: str = _key("", v.text, "tenant in a Mooncake cluster; empty: the default one")
+    mooncake_buffer: int = _key(64 << 20, v.size, "memory of the Mooncake client's own")
     transports: tuple[str, ...] = _key(
         ("shm", "tcp"),
         v.choice_of("shm", "tcp", "nixl", "mooncake"),

@@ -145,6 +145,12 @@ class ProtocolError(MoonpoolError):
     code = -900
 
 
+class NotSupportedError(MoonpoolError):
+    """The pool is of a kind that cannot do this, such as a Mooncake cluster."""
+
+    code = -1012
+
+
 _BY_CODE: dict[int, type[MoonpoolError]] = {
     cls.code: cls
     for cls in (
@@ -164,6 +170,7 @@ _BY_CODE: dict[int, type[MoonpoolError]] = {
         MasterUnreachableError,
         NotLeaderError,
         DeadlineError,
+        NotSupportedError,
     )
 }
 

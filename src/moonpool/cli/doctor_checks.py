@@ -72,6 +72,7 @@ def all_findings(machine: Machine) -> list[Finding]:
         tcp,
         nixl,
         mooncake,
+        pool_engine,
         locked_memory,
         huge_pages,
         gpu_driver,
@@ -135,6 +136,29 @@ def nixl(machine: Machine) -> Finding:
 def mooncake(machine: Machine) -> Finding:
     """See whether Mooncake's TransferEngine starts here."""
     return _engine("mooncake", machine)
+
+
+MOONCAKE_CANNOT = (
+    "cannot: look up without leasing, explain a miss, hand over between engines, tell changes to a "
+    "router, drain; parents do not guide its eviction"
+)
+
+
+def pool_engine(machine: Machine) -> Finding:
+    """See what kind of pool is asked for, and what that one cannot do."""
+    if machine.client.engine == "moonpool":
+        return Finding("engine", WELL, "moonpool")
+    from moonpool.client.mooncake.store import MooncakeStore
+    from moonpool.errors import MoonpoolError
+
+    master = machine.client.ha or machine.client.master
+    try:
+        with MooncakeStore.of(machine.client, master) as store:
+            segments = len(store.status().segments)
+    except MoonpoolError as error:
+        return Finding("engine", BAD, f"mooncake at {master}: {error}", MOONCAKE_CANNOT)
+    found = f"mooncake at {master}, {segments} segments"
+    return Finding("engine", NOTE, found, MOONCAKE_CANNOT)
 
 
 def _engine(kind: str, machine: Machine) -> Finding:

@@ -28,6 +28,7 @@ def open_pool(chosen: Settings, name: str, timeout_s: float, copier: Copier | No
         put_near=chosen.save_near,
         verify=chosen.verify_loads,
         copier=copier,
+        engine=chosen.engine or None,
     )
     if copier is not None:
         store.move_at_once(GPU_BYTES_AT_ONCE)

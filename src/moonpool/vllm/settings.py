@@ -30,6 +30,11 @@ class Settings:
     """The connector's settings. Times ending in ``_s`` are seconds, in ``_ms`` milliseconds."""
 
     master: str = _key("", values.text, "the master's host:port")
+    engine: str = _key(
+        "",
+        values.one_of("", "moonpool", "mooncake"),
+        "mooncake: the pool is the Mooncake cluster of that master; empty: as MOONPOOL_ENGINE says",
+    )
     namespace: str = _key("", values.text, "engines share blocks only under the same text here")
     object_tokens: int = _key(256, values.number(1, 1 << 16), "tokens in an object of the pool")
     min_load_tokens: int = _key(
