@@ -24,7 +24,9 @@ from moonpool.core.index import Object
 DEPTH_EQUAL: Final = 128
 """The place in a chain (of 256 tokens each) where attention takes as long as all else: for a model
 of 8 billion parameters, 32 layers and hidden size 4096, at about 30,000 tokens."""
-USES_MAX: Final = 16
+USES_MAX: Final = 2
+"""More would keep a conversation that has ended, of which every turn used all, for as many times as
+long; what matters is whether an object was used again at all."""
 NAMESPACES_MAX: Final = 4096
 _SCALE: Final = 1 << 20
 _REFERENCE_BYTES: Final = 1 << 21

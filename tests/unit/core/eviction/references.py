@@ -203,7 +203,7 @@ class CostReference(Reference):
 
     def hit(self, key: Any) -> None:
         worth = self.worth[key]
-        worth.uses = min(worth.uses + 1, 16)
+        worth.uses = min(worth.uses + 1, 2)
         worth.value = self.value(worth)
 
     def access(self, key: Any, parent: Any = None) -> bool:
