@@ -91,6 +91,10 @@ class MasterConfig(RoleConfig):
     copy_rate: int = _key(
         10**9, v.rate, "most bytes a second that are copied from node to node; 0: any"
     )
+    hot_reads_per_s: int = _key(
+        20, v.number(0, 1 << 20), "an object read more often is copied to more hosts; 0: never"
+    )
+    hot_copies_max: int = _key(2, v.number(0, 7), "to so many more at most")
     repair_after_s: float = _key(
         5.0, v.seconds, "how long a host may be away before its share of replicas is made anew"
     )
