@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moonpool.core import messages as m
 from tests.sim.fakes import PAGE, Entry
-from tests.sim.simulator import Corruption, Node, Process, Shape, Simulation, Task
+from tests.sim.simulator import CONFIG, Corruption, Node, Process, Shape, Simulation, Task
 
 Session = tuple[int, int, str]
 """The master's epoch, the node's session and its process."""
@@ -25,6 +25,7 @@ class Work:
 class CopySimulation(Simulation):
     """One seeded run with copies. ``drain`` is the chance that a node's drain begins or ends."""
 
+    config = replace(CONFIG, hot_reads_per_s=0.1, copy_rate=1e6, repair_after_s=0.5)
     copies = True
     drain = 0.004
     failing = 0.1

@@ -73,6 +73,7 @@ class Node:
 class Simulation:
     """One seeded run."""
 
+    config = CONFIG
     copies = False
     """Whether nodes can fetch from one another."""
 
@@ -86,7 +87,7 @@ class Simulation:
         self._pushed = 0
         self._names = 0
         self._leases = 0
-        self.master = MasterState(CONFIG, 1)
+        self.master = MasterState(self.config, 1)
         self.files: dict[tuple[int, int], File] = {}
         self.nodes = [
             Node(f"n{i}", File(shape.pages, shape.slots), self._process("n"))
@@ -353,7 +354,7 @@ class Simulation:
                     self._crash_node(node, process=False)
             if self.rng.random() < shape.master_crash:
                 self.count["master_crashes"] += 1
-                self.master = MasterState(CONFIG, self.master.state.epoch + 1)
+                self.master = MasterState(self.config, self.master.state.epoch + 1)
 
     def _crash_client(self, client: Process) -> None:
         self.count["client_crashes"] += 1

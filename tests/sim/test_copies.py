@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moonpool.core import copying, draining
+from moonpool.core import draining, retiring
 from moonpool.core import messages as m
 from moonpool.core.index import Object
 from moonpool.core.master import MasterState
@@ -39,6 +39,7 @@ def test_copies_are_never_of_foreign_bytes_and_no_space_leaks(group: int) -> Non
         "copy PutRevoke 0",
         "repair_copies",
         "drain_copies",
+        "hot_copies",
         "copies_failed",
         "copies_dropped",
         "node_crashes",
@@ -131,14 +132,14 @@ def test_no_hit_is_lost_while_nodes_are_drained() -> None:
 
 
 def test_giving_up_a_place_that_is_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = copying._retire_now
+    right = retiring.retire_now
 
     def retire_now(state: State, each: Object, handle: int) -> None:
         leases, each.leases = each.leases, 0
         right(state, each, handle)
         each.leases = leases
 
-    monkeypatch.setattr(copying, "_retire_now", retire_now)
+    monkeypatch.setattr(retiring, "retire_now", retire_now)
     # The place is used again once the node is.
     assert lose(40)
 
@@ -146,7 +147,7 @@ def test_giving_up_a_place_that_is_read_is_noticed(monkeypatch: pytest.MonkeyPat
 def test_giving_up_a_place_before_the_copy_is_there_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(copying, "_is_needless", lambda *_: True)
+    monkeypatch.setattr(retiring, "is_needless", lambda *_: True)
     monkeypatch.setattr(
         draining, "healthy_hosts", lambda _state, each: {"any"} if each.slots else set()
     )

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from tests.sim.world.simulation import Result, simulate
 
 BATCH = 25
+TASKS = 40
+"""Batches after which a process is replaced: what leaks in it ends with it."""
 FAILURES_MAX = 20
 
 
@@ -75,7 +77,7 @@ def _results(first: int, count: int, jobs: int, seconds: float) -> Iterator[Resu
             yield from _batch(each)
         return
     context = multiprocessing.get_context("fork")
-    with context.Pool(jobs, _prepare) as pool:
+    with context.Pool(jobs, _prepare, maxtasksperchild=TASKS) as pool:
         for batch in pool.imap(_batch, ranges):
             yield from batch
 

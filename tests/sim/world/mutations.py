@@ -131,16 +131,22 @@ def _seen_before_its_end(stack: contextlib.ExitStack) -> None:
 
 FULL = Shape(nodes=1, clients=3, sizes=(70_000, 150_000, 260_000), think_s=0.05, pause=0.1)
 """A pool in which space is reused all the time."""
-SEVERAL = Shape(masters=3, nodes=1, clients=2, drift=0.05, faults=("cut_from_store", "freeze"))
+SEVERAL = Shape(
+    masters=3, nodes=1, clients=2, drift=0.05, faults=("cut_from_store", "freeze"), harm=6
+)
 
 MUTATIONS = [
-    Mutation("the space of a put that took too long is free at once", _free_at_discard, FULL),
+    Mutation(
+        "the space of a put that took too long is free at once",
+        _free_at_discard,
+        replace(FULL, pause=0.3),
+    ),
     Mutation(
         "the space of a client that is gone is free at once",
         _free_when_client_is_gone,
         replace(FULL, faults=("kill_client",), harm=8),
     ),
-    Mutation("leases are ignored", _leases_ignored, FULL),
+    Mutation("leases are ignored", _leases_ignored, replace(FULL, harm=0)),
     Mutation("page owners are not compared", _generations_not_compared),
     Mutation(
         "the guard of the election is removed",
@@ -156,12 +162,26 @@ MUTATIONS = [
     Mutation(
         "removals are not remembered",
         _removals_not_remembered,
-        Shape(nodes=2, clients=3, faults=("kill_node", "break_stream", "cut"), think_s=0.05),
+        Shape(
+            nodes=2, clients=3, faults=("kill_node", "break_stream", "cut"), think_s=0.05, harm=8
+        ),
     ),
     Mutation("what was half written is taken over", _half_written_is_taken_over),
-    Mutation("a node does not say that a writer is gone", _writers_gone_not_told),
-    Mutation("a put counts though its bytes were not moved", _failed_writes_count),
-    Mutation("the data port has no deadlines", _no_deadline),
+    Mutation(
+        "a node does not say that a writer is gone",
+        _writers_gone_not_told,
+        Shape(faults=("kill_client",), harm=8),
+    ),
+    Mutation(
+        "a put counts though its bytes were not moved",
+        _failed_writes_count,
+        Shape(faults=("kill_node", "cut"), harm=8, think_s=0.05),
+    ),
+    Mutation(
+        "the data port has no deadlines",
+        _no_deadline,
+        Shape(faults=("freeze", "cut"), harm=10, think_s=0.05, pause=0.1),
+    ),
     Mutation("an object can be read before it is written", _seen_before_its_end),
 ]
 

@@ -232,7 +232,7 @@ def drawn(hub: Hub) -> Shape:
         delay_s=rng.choice((0.0005, 0.004, 0.03)),
         sizes=rng.choice((Shape.sizes, (60, 9000, 30_000), (70_000, 150_000, 260_000))),
         pause=rng.choice((0.0, 0.02, 0.1)),
-        think_s=rng.choice((0.05, 0.15, 0.3)),
+        think_s=rng.choice((0.08, 0.2, 0.4)),
     )
     if rng.random() < 0.3:
         store = rng.choice(("", "etcd://etcd:2379"))

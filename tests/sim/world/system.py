@@ -53,6 +53,13 @@ class Os:
             process.fds.add(fd)
         return fd
 
+    def pipe2(self, flags: int) -> tuple[int, int]:
+        made = real_os.pipe2(flags)
+        process = hub().process
+        if process is not None:
+            process.fds.update(made)
+        return made
+
     def close(self, fd: int) -> None:
         process = hub().process
         if process is not None and fd in process.fds:
