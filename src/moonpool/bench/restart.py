@@ -36,7 +36,7 @@ SAMPLE = 40
 """Prefixes that are looked up each time."""
 PUT_BYTES = 64 << 20
 SPACE = b"bench-restart-00"
-_SLACK = 1.25
+_SLACK = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,12 @@ def _pool(
         stack.callback(master.end)
         master.start()
         master.wait()
-        settings = {"size": size, "segment_size": -(-size // segments), "object_size": room}
+        settings = {
+            "touch_ahead": False,
+            "size": size,
+            "segment_size": -(-size // segments),
+            "object_size": room,
+        }
         address = f"127.0.0.1:{master.port}"
         node = Service(
             place, "node", {"master": address, "name": "n", "segment_dir": memory} | settings

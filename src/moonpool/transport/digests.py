@@ -19,6 +19,7 @@ NAMESPACES_MAX = 16
 
 U8 = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
+Numbers = dict[str, npt.NDArray[np.uint64]]
 _KEY, _PARENT = ENTRY.fields["key"][1], ENTRY.fields["parent"][1]  # type: ignore[index]
 
 
@@ -68,7 +69,7 @@ class Packer:
     """Sorts table entries by their namespaces."""
 
     def __init__(self) -> None:
-        self._parts: dict[bytes, list[tuple[U8, U8, Any, npt.NDArray[np.int64]]]] = {}
+        self._parts: dict[bytes, list[tuple[U8, U8, Numbers]]] = {}
 
     def take(self, entries: Any, indexes: npt.NDArray[np.int64]) -> Mask:
         """Take the entries (copies, shape (n,)) that are named by digests; tell which are left."""
@@ -92,8 +93,11 @@ class Packer:
             digests = raw[chosen, _KEY + width : _KEY + width + DIGEST_BYTES]
             parents = raw[chosen, _PARENT + width : _PARENT + width + DIGEST_BYTES].copy()
             parents[entries["parent_bytes"][chosen] == 0] = 0
-            part = digests, parents, entries[chosen], indexes[chosen]
-            self._parts.setdefault(head, []).append(part)
+            numbers = {
+                name: (indexes if name == "index" else entries[name])[chosen].astype(np.uint64)
+                for name in PACKED_COLUMNS
+            }
+            self._parts.setdefault(head, []).append((digests, parents, numbers))
         return left
 
     def packed(self) -> list[Digests]:
@@ -115,12 +119,12 @@ def _has_plain_parent(raw: U8, entries: Any, head: bytes) -> Mask:
     return found
 
 
-def _joined(namespace: bytes, parts: list[tuple[U8, U8, Any, npt.NDArray[np.int64]]]) -> Digests:
+def _joined(namespace: bytes, parts: list[tuple[U8, U8, Numbers]]) -> Digests:
     digests, parents = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    entries = np.concatenate([part[2] for part in parts])
-    order = np.argsort(entries["generation"], kind="stable")
-    numbers = {
-        name: entries[name].astype(np.uint64)[order] for name in PACKED_COLUMNS if name != "index"
-    }
-    numbers["index"] = np.concatenate([part[3] for part in parts]).astype(np.uint64)[order]
-    return Digests(namespace, digests[order], parents[order], numbers)
+    numbers = {name: np.concatenate([part[2][name] for part in parts]) for name in PACKED_COLUMNS}
+    generation = numbers["generation"]
+    if (generation[1:] >= generation[:-1]).all():
+        return Digests(namespace, digests, parents, numbers)
+    order = np.argsort(generation, kind="stable")
+    sorted_ = {name: column[order] for name, column in numbers.items()}
+    return Digests(namespace, digests[order], parents[order], sorted_)

@@ -74,7 +74,7 @@ ENTRY: Final = np.dtype(
         ("checksum", "<u8"),
         ("parent", f"S{PARENT_BYTES_MAX}"),
         ("key", f"S{KEY_INLINE_BYTES}"),
-        ("reserved", "<u8"),
+        ("key_check", "<u8"),
         ("check", "<u8"),
     ]
 )
@@ -265,13 +265,19 @@ def needed_bytes(size: int, key: bytes) -> int:
     return size + (len(key) if len(key) > KEY_INLINE_BYTES else 0)
 
 
+def key_check(key: bytes) -> int:
+    """Return what an entry says of its key: xxh3_64 of one that is stored behind the payload, 0 of
+    others, which the entry's own checksum covers."""
+    return hash_bytes(key) if len(key) > KEY_INLINE_BYTES else 0
+
+
 hash_bytes = xxhash.xxh3_64_intdigest
 """xxh3_64 of a bytes-like object."""
 
 
 def entry_checks(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return the checksum over all other fields of each entry, shape (n,)."""
-    raw = memoryview(entries.tobytes())
+    raw = memoryview(np.ascontiguousarray(entries)).cast("B") if len(entries) else b""
     hash_of, end = hash_bytes, ENTRY_BYTES - 8
     values = [hash_of(raw[at : at + end]) for at in range(0, len(raw), ENTRY_BYTES)]
     return np.array(values, np.uint64)

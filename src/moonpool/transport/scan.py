@@ -59,10 +59,12 @@ def read(
     for first, last in _table_steps(segment):
         entries = table[first:last].copy()
         used = np.flatnonzero(entries["state"] != layout.FREE)
-        entries = entries[used]
+        if len(used) < len(entries):
+            entries = entries[used]
         alive = _alive(segment, entries) & (entries["generation"] < limit)
         begun = alive & (entries["state"] == layout.WRITING)
         alive &= entries["state"] == layout.COMMITTED
+        alive &= _named(segment, entries, alive)
         if verify:
             _verify(segment, entries, alive)
         whole, indexes = entries[alive], used[alive] + first
@@ -87,6 +89,7 @@ def pick(
     wanted = np.array(generations, np.uint64)
     good = (where == np.array(indexes, np.int64)) & (entries["generation"] == wanted)
     good &= (entries["state"] == layout.COMMITTED) & _alive(segment, entries)
+    good &= _named(segment, entries, good)
     found = _found(segment, entries[good], where[good].tolist())
     return [next(found) if whole else None for whole in good.tolist()]
 
@@ -143,6 +146,23 @@ def _alive(segment: Segment, entries: Any) -> Any:
     alive &= entries["parent_bytes"] <= layout.PARENT_BYTES_MAX
     alive &= segment.intact(_places(entries, room))
     return alive
+
+
+def _named(segment: Segment, entries: Any, alive: Any) -> Any:
+    """Tell which entries have the key that they had, of those that are alive, shape (n,).
+
+    A long key lies in the data area, where the entry's own checksum does not cover it.
+    """
+    named = np.ones(len(entries), bool)
+    # Those of earlier versions have no checksum of their key.
+    far = alive & (entries["key_bytes"] > layout.KEY_INLINE_BYTES) & (entries["key_check"] != 0)
+    data = segment.data()
+    for i in np.flatnonzero(far).tolist():
+        entry = entries[i]
+        at = int(entry["offset"]) + int(entry["size"])
+        key = data[at : at + int(entry["key_bytes"])].tobytes()
+        named[i] = layout.key_check(key) == int(entry["key_check"])
+    return named
 
 
 def _verify(segment: Segment, entries: Any, alive: Any) -> None:
