@@ -9,7 +9,6 @@ from typing import Final
 from moonpool.core import codes, draining
 from moonpool.core.catching import settle
 from moonpool.core.copies import wanted_of
-from moonpool.core.copying import healthy_hosts
 from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.index import Object, children_of
 from moonpool.core.messages import (
@@ -24,6 +23,7 @@ from moonpool.core.messages import (
     Stat,
     Status,
 )
+from moonpool.core.retiring import healthy_hosts
 from moonpool.core.segments import Put
 from moonpool.core.state import State
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from moonpool.core.heat import Heat
 from moonpool.core.index import Object
 
 WANTED_MAX: Final = 8
@@ -104,6 +105,9 @@ class Copies:
         """Objects on fewer hosts than they want, and when to see to it."""
         self.spares: dict[Object, None] = {}
         """Objects with copies beyond those wanted."""
+        self.heat = Heat()
+        self.hot: dict[Object, int] = {}
+        """Objects that are read much, and how many copies more they are to have."""
         self.retiring: dict[tuple[Object, int], float] = {}
         """Places to be given up once nobody reads there: (object, segment), and when at last."""
         self.parked: dict[Object, None] = {}
@@ -119,7 +123,7 @@ class Copies:
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         to_do = self.thin or self.drains or self.retiring or self.under_way or self.newcomers
-        return not (to_do or self.spares)
+        return not (to_do or self.spares or self.hot or self.parked)
 
     def begin(self, copy: Copy) -> None:
         """Take note of a copy that is asked for."""
@@ -149,6 +153,7 @@ class Copies:
         self.thin.pop(removed, None)
         self.spares.pop(removed, None)
         self.parked.pop(removed, None)
+        self.hot.pop(removed, None)
 
     def validate(self) -> None:
         """Raise AssertionError if the parts contradict each other."""

@@ -13,6 +13,7 @@ from moonpool.core.copies import DRAIN, REPAIR, Copy, is_spare, wanted_of
 from moonpool.core.index import Object
 from moonpool.core.messages import CopyItem, Slot
 from moonpool.core.pending import add_put, give_up
+from moonpool.core.retiring import LOOKED_AT_MAX, healthy_hosts, note, retire_drained
 from moonpool.core.room import make_room
 from moonpool.core.segments import Put, Segment
 from moonpool.core.state import State
@@ -20,28 +21,6 @@ from moonpool.core.state import State
 STARTED, BUSY, NO_ROOM, NO_HOST = range(4)
 """What came of a wish for a copy: it is on its way; as much is under way as may be; there is no
 room; there is no other host."""
-LOOKED_AT_MAX = 256
-"""Objects looked at in a turn."""
-
-
-def healthy_hosts(state: State, each: Object) -> set[str]:
-    """Return the hosts that have an object and are not being drained."""
-    segments = [state.segments.by_handle[slot.segment] for slot in each.slots]
-    return {segment.host for segment in segments if not segment.draining}
-
-
-def note(state: State, each: Object, wait_s: float = 0.0) -> None:
-    """Take note of whether an object is on too few hosts; it is seen to after ``wait_s``."""
-    thin = state.copies.thin
-    if len(healthy_hosts(state, each)) >= wanted_of(each.generation):
-        thin.pop(each, None)
-    elif each not in thin:
-        thin[each] = state.now + wait_s
-    spares = state.copies.spares
-    if any(is_spare(each.generation_at(slot)) for slot in each.slots):
-        spares[each] = None
-    else:
-        spares.pop(each, None)
 
 
 def note_newcomers(state: State) -> None:
@@ -257,56 +236,3 @@ def repair(state: State) -> None:
         thin[each] = due
         if begun == BUSY:
             return
-
-
-def retire_drained(state: State, each: Object) -> None:
-    """Give up an object's places on nodes that are being drained, as it is elsewhere."""
-    for slot in each.slots:
-        if state.segments.by_handle[slot.segment].draining:
-            retire(state, each, slot)
-
-
-def retire(state: State, each: Object, slot: Slot) -> None:
-    """Give up a place of an object once none of those who know no other reads there."""
-    where = each, slot.segment
-    if where not in state.copies.retiring:
-        state.copies.retiring[where] = state.leases.horizon
-        _retire_now(state, each, slot.segment)
-
-
-def go_on_retiring(state: State) -> None:
-    """Give up the places that nobody reads any more."""
-    for each, handle in list(state.copies.retiring)[:LOOKED_AT_MAX]:
-        _retire_now(state, each, handle)
-
-
-def _retire_now(state: State, each: Object, handle: int) -> None:
-    retiring = state.copies.retiring
-    until = retiring.pop((each, handle))
-    slots = each.slots if each.alive else []
-    here = [slot for slot in slots if slot.segment == handle]
-    if not here or not _is_needless(state, each, here[0]):
-        return
-    if each.leases and state.now < until:
-        retiring[each, handle] = until
-        return
-    (slot,) = here
-    state.drop_slot(slot, each.generation_at(slot))
-    each.move([other for other in slots if other is not slot])
-    state.segments.by_handle[handle].release(slot)
-    state.counters["copies_dropped"] += 1
-    note(state, each)
-    if state.feed.active:
-        state.feed.note(each.key, each.slots[0].segment)
-
-
-def _is_needless(state: State, each: Object, slot: Slot) -> bool:
-    """Tell whether an object is on as many hosts as there can be without one of its places."""
-    by_handle = state.segments.by_handle
-    rest = [by_handle[s.segment] for s in each.slots if s is not slot]
-    hosts = {s.host for s in rest if not s.draining}
-    if not hosts:
-        return False
-    if by_handle[slot.segment].draining:
-        return True
-    return len(hosts) >= wanted_of(each.generation) and is_spare(each.generation_at(slot))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from moonpool.core import codes
 from moonpool.core.copies import DRAIN, Drain, wanted_of
-from moonpool.core.copying import BUSY, NO_ROOM, STARTED, begin, healthy_hosts, retire_drained
+from moonpool.core.copying import BUSY, NO_ROOM, STARTED, begin
 from moonpool.core.index import Object
 from moonpool.core.messages import Done, DrainStatus, Failed, SetDraining
 from moonpool.core.messages import Drain as DrainRequest
+from moonpool.core.retiring import healthy_hosts, retire_drained
 from moonpool.core.segments import Segment
 from moonpool.core.state import State
 
@@ -61,7 +62,9 @@ def _set(state: State, node: str, segments: list[Segment], *, on: bool) -> None:
 
 
 def go_on(state: State) -> None:
-    """Go on with all drains."""
+    """Go on with all drains, once all objects are known."""
+    if state.backlog:
+        return
     for each in state.copies.drains.values():
         if each.rests_until <= state.now:
             _pass(state, each)

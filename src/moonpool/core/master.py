@@ -13,11 +13,13 @@ from moonpool.core import (
     copying,
     draining,
     feed,
+    heating,
     nodes,
     promotion,
     puts,
     reads,
     removal,
+    retiring,
     shelving,
 )
 from moonpool.core import messages as m
@@ -61,6 +63,7 @@ def _tick(state: State, _request: m.Tick, _peer: str) -> None:
     catch_up(state)
     evict_to_watermark(state)
     promotion.go_on(state)
+    heating.measure(state)
     _go_on_copying(state)
     state.handoffs.expire(state.now)
     state.feed.rest(state.now)
@@ -81,9 +84,10 @@ def _go_on_copying(state: State) -> None:
         return
     copying.note_newcomers(state)
     copying.expire(state)
-    copying.go_on_retiring(state)
+    retiring.go_on_retiring(state)
     copying.repair(state)
     draining.go_on(state)
+    heating.go_on(state)
 
 
 def _changes(state: State, request: m.GetChanges, _peer: str) -> m.Changes:
@@ -106,9 +110,9 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.PutStart: puts.put_start,
     m.PutEnd: _put_end,
     m.PutRevoke: puts.put_revoke,
+    m.PutAbandon: puts.put_abandon,
     m.Match: reads.match,
     m.MatchKeys: reads.match_keys,
-    m.PutAbandon: puts.put_abandon,
     m.Exists: reads.exists,
     m.Get: reads.get,
     m.Hold: reads.hold,

@@ -28,6 +28,7 @@ from moonpool.core.messages import (
 )
 from moonpool.core.pending import add_put
 from moonpool.core.puts import client_gone, writer_gone
+from moonpool.core.retiring import healthy_hosts, note
 from moonpool.core.segments import Put, Segment
 from moonpool.core.shelving import drop_disk
 from moonpool.core.sizes import PAGE_BYTES
@@ -178,7 +179,7 @@ def adopt(state: State, segment: Segment, found: Found) -> bool:
     where = Located(found.size, found.checksum, found.generation, [slot])
     added = state.add_object(found.key, found.parent, where, pinned=False)
     if is_tagged(found.generation):
-        copying.note(state, added, state.config.repair_after_s)
+        note(state, added, state.config.repair_after_s)
     return True
 
 
@@ -190,7 +191,7 @@ def _is_wanted_copy(state: State, segment: Segment, found: Found, known: Object)
         return False
     if found.generation == known.generation and not _has_copies(known):
         return True
-    hosts = copying.healthy_hosts(state, known)
+    hosts = healthy_hosts(state, known)
     if segment.draining or segment.host in hosts:
         return False
     return len(hosts) < wanted_of(known.generation) or is_spare(found.generation)
@@ -212,7 +213,7 @@ def _add_replica(state: State, segment: Segment, found: Found, known: Object) ->
     state.generation = max(state.generation, found.generation)
     segment.own(added.offset, known)
     known.move([*slots, Slot(added.segment, added.index, added.offset, found.generation)])
-    copying.note(state, known, state.config.repair_after_s)
+    note(state, known, state.config.repair_after_s)
     return True
 
 
@@ -271,7 +272,7 @@ def damaged(state: State, request: Damaged, peer: str) -> Done | Failed:
             if rest:
                 owner.move(rest)
                 segment.release(here[0])
-                copying.note(state, owner)
+                note(state, owner)
             else:
                 state.remove_object(owner)
     return Done()
@@ -319,7 +320,7 @@ def _lose_replica(state: State, segment: Segment, owner: Object) -> None:
         state.counters["lost_objects"] += 1
         state.remove_object(owner)
     elif is_tagged(owner.generation):
-        copying.note(state, owner, state.config.repair_after_s)
+        note(state, owner, state.config.repair_after_s)
 
 
 def _lose_place(state: State, segment: Segment, put: Put) -> None:

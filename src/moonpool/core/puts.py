@@ -35,6 +35,7 @@ from moonpool.core.messages import (
     Slot,
 )
 from moonpool.core.pending import add_put, give_up
+from moonpool.core.retiring import note
 from moonpool.core.room import make_room
 from moonpool.core.segments import Placement, Put, Segment
 from moonpool.core.state import VALUE_SIZES, State
@@ -220,7 +221,7 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
     if state.disks.by_handle and added.key not in state.disks.objects:
         offload.was_put(state, added)
     if is_tagged(generation):
-        copying.note(state, added)
+        note(state, added)
     state.counters["puts"] += 1
     state.counters["put_bytes"] += put.size
     state.value_sizes[bisect_left(VALUE_SIZES, put.size)] += 1

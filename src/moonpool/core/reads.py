@@ -108,9 +108,12 @@ def get(state: State, request: Get, peer: str) -> Got | Failed:
     bring_in(state, request.keys)
     find = state.index.by_key.get
     known = [find(key) for key in request.keys]
-    failed = _lease(state, request, peer, [each for each in known if each is not None])
+    there = [each for each in known if each is not None]
+    failed = _lease(state, request, peer, there)
     if failed is not None:
         return failed
+    if state.copies.heat.on:
+        state.copies.heat.read(there)
     objects = [_MISSING if each is None else each.where for each in known]
     misses, counted = known.count(None), len(known)
     if misses:

@@ -13,6 +13,7 @@ from moonpool.core.catching import all_made
 from moonpool.core.eviction import family, is_evictable_leaf
 from moonpool.core.index import Object
 from moonpool.core.messages import Slot
+from moonpool.core.retiring import drop_spare
 from moonpool.core.segments import Segment
 from moonpool.core.state import State
 
@@ -55,6 +56,7 @@ def evict_to_watermark(state: State) -> None:
     if not all_made(state):
         return
     disks.draining = bool(disks.by_handle)
+    _spares_to_watermark(state)
     for _ in range(state.config.evictions_per_tick_max):
         if state.segments.fill_ratio(disks.leaving_bytes) <= state.config.watermark_low:
             disks.draining = bool(disks.leaving)
@@ -70,6 +72,14 @@ def evict_to_watermark(state: State) -> None:
             return
 
 
+def _spares_to_watermark(state: State) -> None:
+    """Before anything is evicted, give up copies beyond those wanted."""
+    for _ in range(state.config.evictions_per_tick_max if state.copies.spares else 0):
+        full = state.segments.fill_ratio() > state.config.watermark_low
+        if not full or drop_spare(state) is None:
+            return
+
+
 def make_room(
     state: State, segments: list[Segment], size: int, *, spare: bool = False
 ) -> tuple[Segment, Slot] | None:
@@ -79,6 +89,10 @@ def make_room(
     ``spare`` also if nothing else will.
     """
     usable = [each for each in segments if each.space.fits(size)]
+    if state.copies.spares and not spare:
+        place = _drop_spares(state, usable, size)
+        if place is not None:
+            return place
     if not all_made(state):
         return None  # soon: nothing goes before it is known what is used least
     if state.disks.by_handle:
@@ -86,6 +100,16 @@ def make_room(
         if spare or place is not None:
             return place
     return _evict_leaves(state, usable, size) or _empty_region(state, usable, size)
+
+
+def _drop_spares(state: State, usable: list[Segment], size: int) -> tuple[Segment, Slot] | None:
+    """Give up copies beyond those wanted until there is room."""
+    handles = {each.handle for each in usable}
+    while (freed := drop_spare(state, handles)) is not None:
+        place = _take(usable, [freed], size)
+        if place is not None:
+            return place
+    return None
 
 
 def _evict_saved(state: State, usable: list[Segment], size: int) -> tuple[Segment, Slot] | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from moonpool.core.eviction import DEFAULT, POLICIES
 from moonpool.errors import ConfigError
 
+_MAY_BE_0 = frozenset({"copy_rate", "hot_reads_per_s", "hot_copies_max"})
+
 
 @dataclass(frozen=True, slots=True)
 class MasterConfig:
@@ -69,6 +71,10 @@ class MasterConfig:
     """A copy of which nothing is heard for so long is begun anew."""
     copy_retry_s: float = 1.0
     """When to look again at an object that could not be copied."""
+    hot_reads_per_s: float = 20.0
+    """An object that is read more often is copied to more hosts; 0: never."""
+    hot_copies_max: int = 2
+    """To so many more."""
     repair_after_s: float = 5.0
     """How long a host may be away before what it had is copied elsewhere."""
 
@@ -77,7 +83,7 @@ class MasterConfig:
             value = getattr(self, field.name)
             if isinstance(value, bool | str):
                 continue
-            if not math.isfinite(value) or value < 0 or (not value and field.name != "copy_rate"):
+            if not math.isfinite(value) or value < 0 or (not value and field.name not in _MAY_BE_0):
                 raise ConfigError(f"{field.name} = {value}: must be above 0")
         if self.eviction not in POLICIES:
             raise ConfigError(f"eviction = {self.eviction!r}: one of {', '.join(POLICIES)}")

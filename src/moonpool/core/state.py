@@ -183,7 +183,7 @@ class State:
         slots = removed.slots
         if removed.pinned:
             self.soft.forget(removed)
-        if self.copies.thin or self.copies.spares or self.copies.parked:
+        if not self.copies.idle:
             self.copies.forget(removed)
         eviction = self.eviction
         if eviction.counts:
@@ -205,7 +205,8 @@ class State:
 
     def touch(self, used: list[Object]) -> None:
         """Objects were asked for, in this order."""
-        if not self.eviction.counts:
+        eviction = self.eviction
+        if not eviction.counts:
             stamp = self.stamp()
             for each in used:
                 each.used = stamp

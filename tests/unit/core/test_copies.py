@@ -478,3 +478,93 @@ def test_what_finds_no_room_is_said_and_not_evicted() -> None:
 def test_only_nodes_that_are_here_can_be_drained(node: str) -> None:
     pool = Pool("n0")
     assert pool.expect(m.Failed, m.Drain(node), "operator").code == -704
+
+
+# --- what is read much ----------------------------------------------------------------------------
+
+
+def hot(*nodes: str, **config: Any) -> Pool:
+    """Return a pool in which A is read 100 times a second, and copied where that is allowed."""
+    pool = Pool(*nodes, hot_reads_per_s=20.0, **config)
+    pool.put(A, B)
+    pool.tick(5.0)
+    read(pool, 6)
+    return pool
+
+
+def read(pool: Pool, seconds: int) -> None:
+    for _ in range(10 * seconds):
+        for _ in range(10):
+            pool.get(A, lease_s=0)
+        pool.tick(0.1)
+
+
+def test_what_is_read_much_is_copied_and_given_up_again() -> None:
+    pool = hot("n0", "n1", "n2", "n3")
+    assert pool.copy_all() == 2
+    assert len(pool.nodes_of(A)) == 3
+    assert len(pool.nodes_of(B)) == 1
+    assert pool.status().spare == 1
+    assert pool.count("hot_copies") == 2
+    read(pool, 10)
+    assert pool.copy_all() == 0
+    assert len(pool.nodes_of(A)) == 3
+    for _ in range(60):
+        pool.tick(1.0)
+    assert len(pool.nodes_of(A)) == 1
+    assert pool.status().spare == 0
+
+
+def test_nothing_is_counted_where_nothing_could_be_copied() -> None:
+    pool = hot("n0")
+    assert not pool.state.copies.heat.on
+    assert pool.copies() == []
+    assert not hot("n0", "n1", hot_copies_max=0).copies()
+
+
+def test_copies_of_what_is_read_much_go_first_when_room_is_needed() -> None:
+    pool = Pool("n0", "n1", pages=16, hot_reads_per_s=20.0)
+    pool.put(A)
+    pool.tick(5.0)
+    read(pool, 6)
+    assert pool.copy_all() == 1
+    keys = [key_of(f"k{i}") for i in range(31)]
+    pool.put(*keys)
+    assert len(pool.nodes_of(A)) == 1
+    assert pool.count("evicted_objects") == 0
+    assert pool.count("spares_dropped") == 1
+    assert all(pool.exists(A, *keys))
+
+
+def test_copies_of_what_is_read_much_never_push_anything_out() -> None:
+    pool = Pool("n0", "n1", pages=16, hot_reads_per_s=20.0)
+    pool.put(A, *[key_of(f"k{i}") for i in range(28)])
+    pool.tick(5.0)
+    read(pool, 6)
+    assert pool.copies() == []
+
+
+def test_a_spare_copy_stands_in_for_one_that_is_lost() -> None:
+    pool = hot("n0", "n1", hot_copies_max=1)
+    (copy,) = pool.copies()
+    assert pool.made(copy) == [0]
+    first = next(iter(pool.nodes_of(A) - {copy[0]}))
+    pool.gone(first, "node")
+    assert pool.nodes_of(A) == {copy[0]}
+    for _ in range(60):
+        pool.tick(1.0)
+    assert pool.nodes_of(A) == {copy[0]}
+
+
+def test_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moonpool.core.heat.COUNTED_MAX", 10)
+    pool = Pool("n0", "n1")
+    pool.tick(5.0)
+    keys = [key_of(f"k{i}") for i in range(40)]
+    pool.put(*keys)
+    for _ in range(20):
+        pool.get(*keys, lease_s=0)
+    assert len(pool.state.copies.heat._counts) == 10
+    for _ in range(12):
+        pool.tick(5.0)
+    assert len(pool.state.copies.heat._counts) == 0
