@@ -45,6 +45,10 @@ def begin(state: State, each: Object, why: str, *, spare: bool = False) -> int:
     if source is None or not free:
         return BUSY
     place = _place(state, each, free, spare=spare)
+    if not each.alive:  # it was what went, to make room
+        if place is not None:
+            place[0].release(place[1])
+        return NO_ROOM
     if place is None:
         return NO_ROOM if len(free) == len(targets) else BUSY
     _start(state, each, source, place, why, spare=spare)
@@ -233,6 +237,7 @@ def repair(state: State) -> None:
             if begun in (NO_HOST, NO_ROOM):
                 due = state.now + state.config.copy_retry_s
         # The first of those to be looked at again if there is no way for more now, else the last.
-        thin[each] = due
+        if each.alive:
+            thin[each] = due
         if begun == BUSY:
             return

@@ -114,6 +114,8 @@ def _move(state: State, segment: Segment, each: Object) -> int:
         begun = begin(state, each, DRAIN)
         if begun in (STARTED, BUSY):
             return begun
+    if not each.alive:
+        return STARTED
     if hosts:
         retire_drained(state, each)
         return STARTED

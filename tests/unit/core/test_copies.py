@@ -350,6 +350,23 @@ def test_a_copy_pushes_nothing_out() -> None:
     assert pool.status().thin == 1
 
 
+def test_what_goes_to_make_room_for_itself_is_not_copied() -> None:
+    pool = Pool("n0")
+    pool.put(A, replicas=2)
+    pool.join("n1", 8)
+    for node in ("n0", "n1"):
+        disk = m.DiskInfo(node, 1 << 30, m.ON_EVICT, 1 << 20, 1 << 20)
+        handle = pool.expect(m.Mounted, m.MountDisk(disk), node).handle
+        found = pool.stat(A)
+        assert found is not None
+        held = [m.Shelved(A, b"", PAGE, found.checksum, found.generation)] * (node == "n0")
+        pool.expect(m.Announced, m.Shelve(handle, held), node)
+    pool.put(*[key_of(f"k{i}") for i in range(8)], preferred="n1", pinned=True)
+    pool.tick(2.0)
+    assert pool.copies() == []
+    assert pool.exists(A) == [True]
+
+
 # --- drains ---------------------------------------------------------------------------------------
 
 
