@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moonpool import MoonpoolError, Store, config
@@ -19,9 +20,12 @@ from moonpool.errors import BufferTooSmallError, ConfigError, InvalidArgumentErr
 from moonpool.master.http import HttpSession, Route
 from moonpool.router.kubernetes import _port
 from moonpool.router.members import named
+from moonpool.transport import layout, small
 from moonpool.transport.pool import parse_address
 from moonpool.transport.segment import Segment
+from moonpool.transport.shm import ShmTransport
 from tests.unit.master.peers import Pipe
+from tests.unit.transport.support import batch, places
 
 MANY_DIGITS = "9" * 5000
 
@@ -133,3 +137,20 @@ def test_a_code_of_more_than_32_bits_is_no_code(said: tuple[Said, Store]) -> Non
 def test_an_object_for_which_there_is_no_memory_is_a_typed_error() -> None:
     with pytest.raises(BufferTooSmallError, match="no memory"):
         taken(bytearray, 1 << 60)
+
+
+@pytest.mark.parametrize("way", ["small batches", "large batches"])
+def test_a_long_key_that_is_damaged_names_no_object(tmp_path: Path, way: str) -> None:
+    path, count = tmp_path / "s.seg", 1 if way == "small batches" else small.OBJECTS_MAX + 1
+    segment = Segment.create(path, layout.new_header("n", "s", layout.Geometry.holding(1 << 20)))
+    names = [b"\0" + b"long" * 80 + b"%02d" % i for i in range(count)]
+    source, where = batch(1, [5000] * count), places([5000] * count, 5)
+    assert not ShmTransport(segment).write(where, source.pieces, names, []).codes.any()
+    assert [each.key for each in segment.scan().found] == names
+    at = int(where.offsets[0]) + 5000 + 100
+    segment.data()[at] ^= np.uint8(1)
+    scan = segment.scan(reset=True)
+    assert [each.key for each in scan.found] == names[1:]
+    assert scan.torn == 1
+    assert segment.pick([0], [5]) == [None]
+    segment.close()

@@ -330,6 +330,7 @@ def _entries(
     entries["size"] = places.sizes
     entries["capacity"] = places.capacities
     entries["key"] = [key if len(key) <= inline else b"" for key in keys]
+    entries["key_check"] = [layout.key_check(key) for key in keys]
     if parents:
         kept = [parent if len(parent) <= layout.PARENT_BYTES_MAX else b"" for parent in parents]
         entries["parent"] = kept

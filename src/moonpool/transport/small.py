@@ -180,9 +180,9 @@ def _begin(segment: Segment, place: Place, key: bytes, parent: bytes) -> int:
         return _STALE
     inline = key if len(key) <= KEY_INLINE_BYTES else b""
     kept = parent if len(parent) <= layout.PARENT_BYTES_MAX else b""
-    entry = _ENTRY.pack(
-        layout.WRITING, len(key), len(kept), generation, offset, size, room, 0, kept, inline, 0
-    )
+    where = generation, offset, size, room, 0
+    own = layout.key_check(key)
+    entry = _ENTRY.pack(layout.WRITING, len(key), len(kept), *where, kept, inline, own)
     _store(views, index, entry)
     views.owners[first:last] = memoryview(array("Q", [generation]) * (last - first))
     if not inline:
