@@ -145,6 +145,33 @@ def test_a_node_that_comes_during_a_failover_is_taken_in(pool: Trio, tmp_path: P
             pool.nodes.remove(late)
 
 
+def test_who_is_told_one_master_that_stands_by_follows(pool: Trio, tmp_path: Path) -> None:
+    with Store.connect(pool.ha) as store:
+        first = pool.await_leader(store)
+        leader = pool.leader()
+        standby = next(each for each in pool.masters if each is not leader)
+        with (
+            Node(tmp_path, standby, "one-master") as node,
+            Store.connect(standby.address, timeout_s=2.0) as told_one,
+        ):
+            pool.nodes.append(node)
+            pool.await_leader(store)
+            assert told_one.status().epoch == first
+            assert told_one.put("d", b"1" * 5000)
+            leader.kill()
+            second = pool.await_leader(store, above=first)
+            eventually("it follows", lambda: epoch_of(told_one) == second, FAILOVER_S)
+            assert told_one.get("d") == b"1" * 5000
+            pool.restore()
+            pool.nodes.remove(node)
+
+
+def epoch_of(store: Store) -> int:
+    with contextlib.suppress(MoonpoolError):
+        return store.status().epoch
+    return 0
+
+
 def test_all_masters_and_etcd_are_killed_and_come_back(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

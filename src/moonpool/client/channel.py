@@ -139,7 +139,7 @@ class SocketChannel:
         self._watch = Watch(self.dedicated, self._mark_down)
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._hello = Hello(PROTOCOL_MIN, PROTOCOL_MAX, role, peer, token)
-        self._retry_max_s = FOLLOW_RETRY_MAX_S if self._seeker.follows else retry_max_s
+        self._retry_max_s = retry_max_s
         self._forks = _forks
         self._idle: list[Connection] = []
         self._free = threading.Condition()
@@ -394,7 +394,8 @@ class SocketChannel:
         pause = RETRY_MIN_S
         wait = 0.0
         while not self._closed.wait(wait):
-            wait, pause = pause * random.uniform(0.8, 1.2), min(2 * pause, self._retry_max_s)
+            longest = FOLLOW_RETRY_MAX_S if self._seeker.follows else self._retry_max_s
+            wait, pause = pause * random.uniform(0.8, 1.2), min(2 * pause, longest)
             try:
                 connection = self._dial(CONNECT_TIMEOUT_S)
             except MoonpoolError as error:

@@ -1,7 +1,8 @@
 """Finding the leader and never going back to one before it: the follower's side.
 
 A follower is told masters, or the store of their election. It goes to the master that it knows to
-lead, else to the one that the store or another master names. Whoever welcomes it with a lower
+lead, else to the one that the store or another master names. Who was told one master follows as
+soon as that says that it does not lead: then there are several. Whoever welcomes it with a lower
 epoch than one seen before is a deposed leader and refused.
 """
 
@@ -81,6 +82,7 @@ class Seeker:
     def redirected(self, error: NotLeaderError) -> bool:
         """Take note of a master's word that another leads; return whether it is worth a try."""
         with self._lock:
+            self.follows = True
             self._leader = None
             if not error.leader or error.epoch < self.epoch:
                 return False
