@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from moonpool.master.admin import admin_pages
 from moonpool.master.admin_metrics import mooncake_metrics
+from moonpool.master.drain_pages import drain_pages
 from moonpool.master.http import Page, Pages
 from moonpool.master.metrics import registry_of, render
 from moonpool.master.service import Service
@@ -30,6 +31,7 @@ def pages_of(service: Service) -> Pages:
         "/metrics": metrics,
         "/health": health,
         "/status": lambda: Page(msgspec.json.encode(as_plain(service.status()))),
+        **drain_pages(service),
         **admin_pages(service),
     }
 

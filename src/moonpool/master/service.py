@@ -186,6 +186,8 @@ class Service:
         try:
             if kind in CHANGES:
                 self._check_rights(session, kind)
+            if kind is Drain:
+                self._status = None  # what was asked for is to be seen at once
             if kind is GetStatus:
                 outcome = Outcome(self.status(), [])
             else:
@@ -269,6 +271,7 @@ class Service:
         """Serve what somebody asked for over HTTP, who may do so."""
         outcome = self.state.handle(request, "", self.now())
         self._deliver(outcome)
+        self._status = None
         return outcome.reply
 
     def close(self) -> None:

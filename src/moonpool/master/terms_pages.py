@@ -11,10 +11,13 @@ from prometheus_client.registry import Collector
 
 from moonpool.master.admin import ADMIN_PATHS
 from moonpool.master.admin_answers import failure
+from moonpool.master.drain_pages import DRAIN_PATHS
 from moonpool.master.http import Asked, Page, Pages, Route
 from moonpool.master.metrics import render
 from moonpool.master.pages import pages_of
 from moonpool.master.terms import Lead, Term
+
+PATHS = ADMIN_PATHS | DRAIN_PATHS
 
 
 class LeadCollector(Collector):
@@ -79,7 +82,7 @@ def pages_of_lead(lead: Lead) -> Pages:
         "/metrics": metrics,
         "/health": lambda: page("/health"),
         "/status": lambda: page("/status"),
-        **{path: Route(methods, admin(path)) for path, methods in ADMIN_PATHS.items()},
+        **{path: Route(methods, admin(path)) for path, methods in PATHS.items()},
     }
 
 
