@@ -199,7 +199,8 @@ def call(*parameters: Parameter) -> Callable[[Callable[..., Any]], Callable[...,
     casts = tuple(each.cast for each in parameters)
     defaults = tuple(each.default for each in parameters)
     required = sum(each is REQUIRED for each in defaults)
-    places = {each.name: i for i, each in enumerate(parameters)}
+    # Those that the binding did not name can only be given by place.
+    places = {p.name: i for i, p in enumerate(parameters) if not p.name.startswith("arg")}
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__

@@ -13,7 +13,13 @@ from moonpool.compat.buffers import BufferHandle, handle_of
 from moonpool.compat.casting import Parameter, buffer, call, list_of, refusal, text, texts
 from moonpool.compat.codes import INVALID, OK, code_of, put_code
 from moonpool.compat.connected import Connected
-from moonpool.compat.replicate import DEFAULT, ReplicateConfig, refused, replicate_config
+from moonpool.compat.replicate import (
+    DEFAULT,
+    ReplicateConfig,
+    for_nothing,
+    refused,
+    replicate_config,
+)
 from moonpool.errors import AlreadyExistsError, MoonpoolError
 
 CONFIG = Parameter("config", replicate_config, DEFAULT)
@@ -31,7 +37,7 @@ class Copying(Base):
     def put_parts(self, key: Any, *parts: Any, config: Any = DEFAULT) -> int:
         """Put one object that consists of parts; nothing is put if they are all empty."""
         whole = joined("put_parts", key, parts, config)
-        return self._put(key, whole, config) if whole else OK
+        return self._put(text(key), whole, config) if whole else for_nothing(config)
 
     @call(Parameter("keys", texts), Parameter("values", list_of(buffer)), CONFIG)
     def put_batch(self, keys: list[str], values: list[memoryview], config: ReplicateConfig) -> int:
@@ -39,7 +45,7 @@ class Copying(Base):
         connected = self._connected
         if connected is None or len(keys) != len(values):
             return INVALID
-        code = refused(config, len(keys))
+        code = refused(config, len(keys)) if keys else for_nothing(config)
         # Mooncake copies all values to its own memory first, and an empty one ends that.
         if code or any(not value.nbytes for value in values):
             return code or INVALID

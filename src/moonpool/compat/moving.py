@@ -175,10 +175,10 @@ def get_one(connected: Connected, key: str, address: int, nbytes: int) -> int:
     """Load one object; return its size or a code."""
     if not key:
         return NOT_FOUND
-    if not nbytes or not is_usable(connected, address, nbytes):
-        return INVALID
+    name, lease = connected.keys.key(key), connected.leases.number()
     try:
-        name, lease = connected.keys.key(key), connected.leases.number()
+        if not nbytes or not is_usable(connected, address, nbytes):
+            return INVALID if connected.store.exists(name) else NOT_FOUND
         return connected.store.get_into(name, view_at(address, nbytes), lease=lease)
     except (MoonpoolError, OSError) as error:
         return code_of(error)

@@ -82,6 +82,11 @@ def replicate_config(value: Any) -> ReplicateConfig:
 DEFAULT = ReplicateConfig()
 
 
+def for_nothing(config: ReplicateConfig) -> int:
+    """Return the code of a put of no bytes, or of no objects: mostly 0."""
+    return INVALID if config.prefer_alloc_in_same_node else OK
+
+
 def refused(config: ReplicateConfig, objects: int, *, same_node: bool = False) -> int:
     """Return the code with which a put of so many objects is refused, or 0. ``same_node``: whether
     the call takes ``prefer_alloc_in_same_node``."""

@@ -69,8 +69,6 @@ class Tasks(Base):
     @call(Parameter("key", text), Parameter("source", text), Parameter("target", text))
     def create_move_task(self, key: str, source: str, target: str) -> tuple[Id, int]:
         """Have an object moved from a segment to another."""
-        if source == target:
-            return NONE, INVALID
         return self._create(TaskType.REPLICA_MOVE, key, source, [target])
 
     def _create(self, kind: TaskType, key: str, source: str, targets: list[str]) -> tuple[Id, int]:
@@ -85,7 +83,9 @@ class Tasks(Base):
             return NONE, code_of(error)
         if info is None:
             return NONE, NOT_FOUND
-        if not there.issuperset(targets) or (source and source not in nodes_of(info)):
+        moves = kind is TaskType.REPLICA_MOVE
+        wrong = moves and (source in targets or source not in nodes_of(info))
+        if wrong or not there.issuperset(targets):
             return NONE, INVALID
         return self._begin(kind, lambda: _placed(connected, name, info, source, targets)), OK
 

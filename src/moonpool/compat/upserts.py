@@ -12,7 +12,7 @@ from moonpool.compat.codes import INVALID, NOT_FOUND, OK
 from moonpool.compat.connected import Connected
 from moonpool.compat.copying import CONFIG, joined, put_value
 from moonpool.compat.moving import flat, put_one, put_pieces, usable
-from moonpool.compat.replicate import DEFAULT, ReplicateConfig, refused
+from moonpool.compat.replicate import DEFAULT, ReplicateConfig, for_nothing, refused
 from moonpool.compat.zerocopy import KEY, KEYS, POINTER, POINTERS, SIZE, SIZES
 from moonpool.transport.base import U64
 
@@ -36,7 +36,9 @@ class Upserts(Base):
         connected = self._connected
         if connected is None:
             return INVALID
-        return _upsert_value(connected, text(key), whole, config) if whole else OK
+        if not whole:
+            return for_nothing(config)
+        return _upsert_value(connected, text(key), whole, config)
 
     @call(KEYS, Parameter("values", list_of(buffer)), CONFIG)
     def upsert_batch(
@@ -46,7 +48,7 @@ class Upserts(Base):
         connected = self._connected
         if connected is None or len(keys) != len(values):
             return INVALID
-        code = refused(config, len(keys))
+        code = refused(config, len(keys)) if keys else for_nothing(config)
         if code or not all(keys) or any(not value.nbytes for value in values):
             return code or INVALID
         one = config if config.group_ids is None else DEFAULT
@@ -60,7 +62,7 @@ class Upserts(Base):
         if connected is None:
             return INVALID
         if not size:
-            return OK
+            return for_nothing(config)
         return _upsert_from(connected, [key], flat([buffer_ptr], [size]), config)[0]
 
     @call(KEYS, POINTERS, SIZES, CONFIG)

@@ -14,10 +14,10 @@ from moonpool.compat.casting import (
     texts,
     u64,
 )
-from moonpool.compat.codes import INVALID, OK, code_of
+from moonpool.compat.codes import INTERNAL, INVALID, OK, code_of
 from moonpool.compat.copying import CONFIG
 from moonpool.compat.moving import aligned, flat, get_one, get_pieces, put_one, put_pieces, together
-from moonpool.compat.replicate import ReplicateConfig
+from moonpool.compat.replicate import ReplicateConfig, for_nothing
 from moonpool.errors import MoonpoolError
 from moonpool.transport.base import U64
 
@@ -65,7 +65,9 @@ class ZeroCopy(Base):
         connected = self._connected
         if connected is None:
             return INVALID
-        return put_one(connected, key, buffer_ptr, size, config) if size else OK
+        if not size:
+            return for_nothing(config)
+        return put_one(connected, key, buffer_ptr, size, config)
 
     @call(KEYS, POINTERS, SIZES, CONFIG)
     def batch_put_from(
@@ -140,6 +142,8 @@ class ZeroCopy(Base):
         connected = self._connected
         if connected is None:
             return INVALID
+        if config.prefer_alloc_in_same_node:
+            return INTERNAL
         spans = [(p, n) for p, n in ((metadata, metadata_size), (data, size)) if n]
         if not spans:
             return OK

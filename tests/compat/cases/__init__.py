@@ -20,6 +20,7 @@ MODULES = (
     "memory",
     "tensors",
     "leases",
+    "random_calls",
 )
 CASES: dict[str, Callable[..., Any]] = {}
 

@@ -133,6 +133,9 @@ def case_the_same_node_is_for_multi_buffers(api: Api) -> None:
     same(api.s.put_from("t", at, 5, config), -600)
     same(api.s.batch_put_from(["t"], [at], [5], config), [-600])
     same(api.s.put_batch(["t"], [b"1"], config), -600)
+    same((api.s.put_from("t", at, 0, config), api.s.upsert_from("t", at, 0, config)), (-600, -600))
+    same((api.s.put_batch([], [], config), api.s.put_parts("t", config=config)), (-600, -600))
+    same(api.s.put_from_with_metadata("t", at, at, 5, 5, config), -1)
 
 
 def case_groups_have_a_name_for_each_key(api: Api) -> None:
@@ -151,3 +154,11 @@ def case_a_default_config_is_not_shared(api: Api) -> None:
     config = api.config(replica_num=0)
     same(api.s.put("a", b"1", config), -600)
     same(api.s.put("a", b"1"), 0)
+
+
+def case_groups_are_leased_together(api: Api) -> None:
+    both = api.config(group_ids=["g", "g"])
+    same(api.s.put_batch(["g1", "g2"], [b"1", b"2"], both), 0)
+    same(api.s.get("g1"), b"1")
+    same(api.s.remove("g2"), api.differs("groups", -706, 0))
+    same(api.s.upsert("g1", b"3", api.config(group_ids=["h"])), api.differs("groups", -600, 0))
