@@ -258,7 +258,13 @@ def _keep_alive(sock: socket.socket | None, ttl_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probes = 3
     idle, interval = max(1, round(ttl_s / 2)), max(1, round(ttl_s / 2 / probes))
-    options = ("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", probes)
+    options = (
+        ("TCP_KEEPIDLE", idle),
+        ("TCP_KEEPINTVL", interval),
+        ("TCP_KEEPCNT", probes),
+        # The same while something that was sent is not acknowledged: then there are no probes.
+        ("TCP_USER_TIMEOUT", round(1000 * ttl_s)),
+    )
     for option, value in options:
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
