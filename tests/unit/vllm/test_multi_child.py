@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moonpool.vllm.pool_events import PoolEvents
 from tests.unit.vllm.engine import BLOCK, SchedulerOnly
 from tests.unit.vllm.fakes import FakePool, FakeRequest
 from tests.unit.vllm.pd.engine import SENDS, PDEngine, PDRequest, pool_of, receives
@@ -128,6 +129,26 @@ def test_what_multiconnector_asks_of_its_children(make: Make, pool: FakePool) ->
     assert child.requires_kv_delivery is False
     assert child.get_finished_count() is None
     assert made.scheduler._all_support_hma
+
+
+def test_events_of_the_scheduler_reach_vllm_where_those_of_workers_do_not(
+    make: Make,  # noqa: F811
+    pool: FakePool,  # noqa: F811
+) -> None:
+    made = engine(make, pool, PEER, POOL)
+    child = pool_of(made.scheduler)
+    child._scheduler.publish(events := PoolEvents(BLOCK, 2))
+    events._queue.append("an event")
+    assert list(made.scheduler.take_events()) == ["an event"]
+    assert made.worker.get_kv_connector_kv_cache_events() is None
+
+
+def test_a_request_that_failed_as_a_whole_passes_through(make: Make, pool: FakePool) -> None:  # noqa: F811
+    """As all do below a sliding window, where blocks alone do not say what failed."""
+    made = engine(make, pool, PEER, POOL)
+    worker = pool_of(made.worker)._worker
+    worker._failed = {"r"}
+    assert made.worker.get_transfer_results(set()).failed_recving == {"r"}
 
 
 def test_answers_to_clients_are_joined(make: Make, pool: FakePool) -> None:  # noqa: F811
