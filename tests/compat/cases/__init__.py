@@ -21,6 +21,7 @@ MODULES = (
     "tensors",
     "leases",
     "random_calls",
+    "plain",
 )
 CASES: dict[str, Callable[..., Any]] = {}
 
