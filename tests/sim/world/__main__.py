@@ -26,6 +26,7 @@ FAILURES_MAX = 20
 def main() -> int:
     """Return the exit status: 1 if a seed failed."""
     options = _options()
+    sys.unraisablehook = lambda _what: None  # of what a killed process leaves to the collector
     if options.seeds == 1:
         result = simulate(options.first, trace=True)
         print(*result.trace, sep="\n")  # noqa: T201
@@ -83,7 +84,6 @@ def _results(first: int, count: int, jobs: int, seconds: float) -> Iterator[Resu
 
 
 def _prepare() -> None:
-    sys.unraisablehook = lambda _what: None  # of what a killed process leaves to the collector
     simulate(0)
     gc.collect()
     gc.freeze()

@@ -101,6 +101,9 @@ class Faults:
         cluster = self.sim.cluster
         machine = self.sim.hub.rng.choice(cluster.nodes)
         self.sim.note_power_loss(machine.name)
+        for client in self.sim.clients:
+            if client.process.host == machine.name:
+                client.process.kill()
         self._kill(machine, lambda: cluster.lose_power(machine))
 
     def freeze(self) -> None:

@@ -169,9 +169,10 @@ class Simulation:
 
     def _client(self, until: float) -> Client:
         rng = self.hub.rng
-        host = rng.choice([each.name for each in self.cluster.nodes] + ["far"])
+        machines = (*self.cluster.nodes, *self.cluster.nodes, *self.cluster.masters)
+        host = rng.choice([*(each.name for each in machines), "far"])
         process = Process(self.hub, f"c{len(self.clients)}", host)
-        client = Client(self, process, ("tcp",) if host == "far" else ("shm", "tcp"))
+        client = Client(self, process, ("shm", "tcp"))
         self.clients.append(client)
         self.hub.spawn(process, lambda: client.work(until), "client")
         return client
@@ -182,8 +183,8 @@ class Simulation:
     def _last_look(self) -> None:
         """Everything committed must be there for a new client."""
         now = self.hub.now
-        ways = self.hub.rng.choice((("shm", "tcp"), ("tcp",)))
-        client = Client(self, Process(self.hub, f"c{len(self.clients)}", "n0"), ways)
+        host = self.hub.rng.choice(("n0", "far"))
+        client = Client(self, Process(self.hub, f"c{len(self.clients)}", host), ("shm", "tcp"))
         self.clients.append(client)
         self.hub.spawn(client.process, lambda: self._look_through(client), "look")
         self._pass_until(self._all_done, SETTLE_S, "the last reads never ended")

@@ -14,6 +14,7 @@ import threading as real_threading
 import time as real_time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from moonpool.master.service import Service
 from moonpool.master.session import Session
 from moonpool.ssd.pace import Pace
 from moonpool.transport.copy import Kernels
+from moonpool.transport.host import host_identity, shares_memory
 from moonpool.transport.lane import Lane
 from moonpool.transport.wire import Wire
 from tests.sim.world import clocks, sockets
@@ -184,6 +186,9 @@ def _changes() -> list[tuple[ModuleType, str, object]]:
         serving_http=_no_http,
         backend_for=_backend_for,
     )
+    put("client.ways", shares_memory=_shares_memory)
+    put("client.reach", shares_memory=_shares_memory)
+    put("client.board", host_identity=_host_identity)
     put("ha.seeker", look_in=_look_in)
     put("master.terms", gc=Gc())
     _defaults.extend((each.__kwdefaults__ or {}) for each in (Service.__init__, Pace.__init__))
@@ -202,6 +207,15 @@ def _backend_for(_store: object) -> Any:
 def _home() -> str:
     """Return the shared memory of the host that asks."""
     return str(_bound["home"]())
+
+
+def _shares_memory(host: str, path: str) -> bool:
+    """As transport.host, where only a host's own directory is in its shared memory."""
+    return Path(path).is_relative_to(_home()) and shares_memory(host, path)
+
+
+def _host_identity(directory: Any) -> str:
+    return host_identity(directory) if Path(directory).is_relative_to(_home()) else ""
 
 
 def _look_in(_store: object, timeout_s: float) -> Any:
