@@ -107,10 +107,10 @@ class Readers(CopySimulation):
             raise Lost(f"{key!r} at {located}")
 
 
-def lose(seeds: int = 15) -> bool:
+def lose(shape: Shape, seeds: int) -> bool:
     for seed in range(seeds):
         try:
-            Readers(seed, CALM).run(CALM.steps)
+            Readers(seed, shape).run(shape.steps)
         except (Lost, Corruption, AssertionError):
             return True
     return False
@@ -139,9 +139,11 @@ def test_giving_up_a_place_that_is_read_is_noticed(monkeypatch: pytest.MonkeyPat
         right(state, each, handle)
         each.leases = leases
 
-    monkeypatch.setattr(retiring, "retire_now", retire_now)
     # The place is used again once the node is.
-    assert lose(40)
+    tight = replace(CALM, pages=24)
+    assert not lose(tight, 5)
+    monkeypatch.setattr(retiring, "retire_now", retire_now)
+    assert lose(tight, 40)
 
 
 def test_giving_up_a_place_before_the_copy_is_there_is_noticed(
@@ -152,4 +154,4 @@ def test_giving_up_a_place_before_the_copy_is_there_is_noticed(
         draining, "healthy_hosts", lambda _state, each: {"any"} if each.slots else set()
     )
     monkeypatch.setattr(MasterState, "validate_state", lambda _self: None)
-    assert lose()
+    assert lose(CALM, 15)

@@ -229,10 +229,10 @@ def repair(state: State) -> None:
     for _ in range(min(len(thin), LOOKED_AT_MAX)):
         each = next(iter(thin))
         due = thin.pop(each)
-        if len(healthy_hosts(state, each)) >= wanted_of(each.generation):
-            continue  # a drain was ended
         begun = STARTED
         if due <= state.now and each not in state.copies.busy:
+            if len(healthy_hosts(state, each)) >= wanted_of(each.generation):
+                continue  # a drain was ended
             begun = begin(state, each, REPAIR)
             if begun in (NO_HOST, NO_ROOM):
                 due = state.now + state.config.copy_retry_s

@@ -70,11 +70,11 @@ def _tick(state: State, _request: m.Tick, _peer: str) -> None:
 
 
 def _put_end(state: State, request: m.PutEnd, peer: str) -> m.Codes | m.Failed:
-    copied = bool(state.copies.under_way)
+    before = len(state.copies.under_way)
     reply = puts.put_end(state, request, peer)
     if state.disks.by_handle:
         promotion.go_on(state)
-    if copied:
+    if len(state.copies.under_way) < before:
         _go_on_copying(state)
     return reply
 

@@ -173,7 +173,7 @@ class _Starter:
             state.leases.count
             or state.puts
             or state.backlog
-            or len(self.placement.segments) < len(state.segments.by_handle)
+            or not all(each.ready for each in state.segments.by_handle.values())
         )
 
 
