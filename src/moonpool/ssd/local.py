@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moonpool.errors import ConfigError
+from moonpool.ssd.handles import Handles
 from moonpool.ssd.records import BLOCK_BYTES
 from moonpool.ssd.volume import Buffer, VolumeError
 
@@ -38,6 +39,9 @@ class LocalVolume:
             ) from None
         self._dir = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open: tuple[int, int] | None = None
+        self._readable = Handles(
+            lambda number: os.open(self._data(number), self._flags(os.O_RDONLY))
+        )
 
     def describe(self) -> str:
         """Say what it is and how it is opened."""
@@ -106,11 +110,11 @@ class LocalVolume:
     def read(self, number: int, offset: int, buffers: Sequence[Buffer]) -> None:
         """Fill buffers one after the other."""
         try:
-            fd = os.open(self._data(number), self._flags(os.O_RDONLY))
+            handle = self._readable.take(number)
             try:
-                done = _fill(fd, buffers, offset)
+                done = _fill(handle.fd, buffers, offset)
             finally:
-                os.close(fd)
+                self._readable.give(handle)
         except FileNotFoundError:
             raise VolumeError(f"extent {number} is gone", "gone") from None
         except OSError as error:
@@ -154,6 +158,7 @@ class LocalVolume:
         """Delete both files."""
         if self._open is not None and self._open[0] == number:
             self._close_data()
+        self._readable.forget(number)
         try:
             self._index(number).unlink(missing_ok=True)
             self._data(number).unlink(missing_ok=True)
@@ -163,6 +168,7 @@ class LocalVolume:
     def close(self) -> None:
         """Give the directory up."""
         self._close_data()
+        self._readable.close()
         for fd in (self._dir, self._lock):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -218,7 +224,7 @@ def _fill(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     """Read until the buffers are full or the file ends; return the bytes read."""
     total, done = sum(map(len, buffers)), 0
     while done < total:
-        got = os.preadv(fd, _after(buffers, done), offset + done)
+        got = os.preadv(fd, _after(buffers, done) if done else buffers, offset + done)
         # Past the page cache nothing can be read from the middle of a block on: that is the end.
         done += got
         if not got or got % BLOCK_BYTES:
