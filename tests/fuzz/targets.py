@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.board_file import BoardFile
 from tests.fuzz.config_input import CommandLine, Config
+from tests.fuzz.election_answers import EtcdAnswers, LeaseAnswers
 from tests.fuzz.files_disk import IndexLog, ShelfFiles
 from tests.fuzz.files_segment import SegmentFile, Takeover
 from tests.fuzz.http_bodies import EngineEvents, Operators, Requests, TransferParams
@@ -31,6 +32,8 @@ TARGETS: tuple[type[Target], ...] = (
     Operators,
     TransferParams,
     EngineEvents,
+    EtcdAnswers,
+    LeaseAnswers,
     MooncakeFlags,
     MooncakeSetup,
     MasterHttp,

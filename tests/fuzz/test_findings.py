@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,12 @@ from moonpool.client.memory import taken
 from moonpool.compat.arguments import setup_of
 from moonpool.compat.codes import INVALID
 from moonpool.compat.commands import master
+from moonpool.config_ha import parse_store
 from moonpool.core import messages as m
 from moonpool.errors import BufferTooSmallError, ConfigError, InvalidArgumentError
+from moonpool.ha import etcd_wire, lease_wire
+from moonpool.ha.backend import BackendError, unpack
+from moonpool.ha.election import Record
 from moonpool.master.http import HttpSession, Route
 from moonpool.router.kubernetes import _port
 from moonpool.router.members import named
@@ -154,3 +159,23 @@ def test_a_long_key_that_is_damaged_names_no_object(tmp_path: Path, way: str) ->
     assert scan.torn == 1
     assert segment.pick([0], [5]) == [None]
     segment.close()
+
+
+@pytest.mark.parametrize("odd", ["é", {}, -(10**400), 1 << 31, None])
+def test_a_lease_with_odd_transitions_is_written_over(odd: object) -> None:
+    known = {"metadata": {"resourceVersion": "5"}, "spec": {"leaseTransitions": odd}}
+    record = Record("h", "h:1", 5, 3.0, 0)
+    lease = lease_wire.lease_of(
+        parse_store("kubernetes://s/p"), record, "5", known, datetime.now(UTC)
+    )
+    assert 0 < lease["spec"]["leaseTransitions"] < 1 << 31
+
+
+@pytest.mark.parametrize("text", ["1e400", "9" * 400, "-1", '"x"'])
+def test_numbers_beyond_all_bounds_are_no_record_and_no_version(text: str) -> None:
+    with pytest.raises(BackendError):
+        unpack(f'{{"holder": "h", "address": "h:1", "epoch": 5, "lease_s": {text}}}')
+    with pytest.raises(BackendError):
+        etcd_wire.parse_range({"kvs": [{"mod_revision": float("inf"), "value": ""}]})
+    with pytest.raises(BackendError):
+        etcd_wire.parse_txn({"succeeded": True, "header": {"revision": float("inf")}})

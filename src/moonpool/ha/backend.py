@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, Protocol
 
 from moonpool.errors import MoonpoolError
@@ -11,6 +10,7 @@ from moonpool.ha.election import Answer, Record, Seen
 
 TEXT_CHARS_MAX = 512
 EPOCH_MAX = (1 << 31) - 1
+LEASE_S_MAX = 86_400.0
 
 
 class BackendError(MoonpoolError):
@@ -69,7 +69,7 @@ def checked(raw: dict[str, Any]) -> Record:
         raise BackendError("the election's record names no holder and address")
     if not isinstance(epoch, int) or not 0 <= epoch <= EPOCH_MAX:
         raise BackendError(f"the election's record has the epoch {epoch!r}")
-    if not isinstance(lease_s, int | float) or not (math.isfinite(lease_s) and lease_s > 0):
+    if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_S_MAX:
         raise BackendError(f"the election's record has a lease of {lease_s!r} seconds")
     if not isinstance(beat, int):
         raise BackendError(f"the election's record has the beat {beat!r}")

@@ -15,6 +15,8 @@ from moonpool.ha.backend import BackendError, pack, unpack
 from moonpool.ha.election import Answer, Record, Seen, Written
 
 ANSWER_BYTES_MAX = 1 << 20
+_ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What comes of an answer that is JSON, but of another shape."""
 RANGE = "/v3/kv/range"
 TXN = "/v3/kv/txn"
 
@@ -59,7 +61,7 @@ def parse_range(answer: dict[str, Any]) -> Seen:
             return Seen("", None)
         (found,) = answer["kvs"]
         return Seen(str(int(found["mod_revision"])), unpack(base64.b64decode(found["value"])))
-    except (MoonpoolError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (MoonpoolError, *_ODD) as error:
         raise BackendError(f"etcd answered a range oddly: {error}") from None
 
 
@@ -69,7 +71,7 @@ def parse_txn(answer: dict[str, Any]) -> Answer:
         if answer.get("succeeded") is True:
             return Written(str(int(answer["header"]["revision"])))
         found = answer["responses"][0]["response_range"]
-    except (LookupError, TypeError, ValueError) as error:
+    except _ODD as error:
         raise BackendError(f"etcd answered a transaction oddly: {error}") from None
     return parse_range(found)
 

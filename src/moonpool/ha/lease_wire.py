@@ -22,6 +22,7 @@ from moonpool.ha.election import Record, Seen
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ANNOTATION = "moonpool.io/leader"
 ANSWER_BYTES_MAX = 1 << 20
+TRANSITIONS_MAX = (1 << 31) - 1
 
 
 def base_url() -> str:
@@ -71,7 +72,8 @@ def lease_of(store: ElectionStore, record: Record, version: str, known: Any, now
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     if record.beat == 0:
         spec["acquireTime"] = stamp
-        spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+        before = spec.get("leaseTransitions")
+        spec["leaseTransitions"] = (before if type(before) is int else 0) % TRANSITIONS_MAX + 1
     spec |= {
         "holderIdentity": record.holder,
         "leaseDurationSeconds": max(1, round(record.lease_s)),
