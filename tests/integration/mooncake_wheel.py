@@ -53,6 +53,16 @@ REASON = (
 )
 
 
+def lent(folder: Path) -> str:
+    """Return a directory in ``folder`` that has the wheel's package and nothing else."""
+    assert WHEEL is not None
+    alone = folder / "wheel"
+    if not alone.exists():
+        alone.mkdir()
+        (alone / "mooncake").symlink_to(WHEEL)
+    return str(alone)
+
+
 class Cluster:
     """A real ``mooncake_master`` and a process that owns a segment."""
 
@@ -70,13 +80,8 @@ class Cluster:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment of a program that uses the cluster as its pool."""
-        assert WHEEL is not None
-        lent = self.folder / "wheel"
-        if not lent.exists():
-            lent.mkdir()
-            (lent / "mooncake").symlink_to(WHEEL)
         env = environment() | {
-            "PYTHONPATH": f"{lent}:{ROOT / 'src'}:{ROOT}",
+            "PYTHONPATH": f"{lent(self.folder)}:{ROOT / 'src'}:{ROOT}",
             "MOONPOOL_ENGINE": "mooncake",
             "MOONPOOL_MASTER": self.address,
             "MOONPOOL_CLIENT_MOONCAKE_ADMIN": f"127.0.0.1:{self.admin_port}",
@@ -113,7 +118,7 @@ class Cluster:
         self._stack.close()
 
     def run(
-        self, *arguments: str, data: bytes = b"", **env: str
+        self, *arguments: str, data: bytes = b"", timeout_s: float = 100.0, **env: str
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ``python ARGUMENTS`` on the cluster."""
         return subprocess.run(
@@ -121,7 +126,7 @@ class Cluster:
             input=data,
             capture_output=True,
             env=self.environment(**env),
-            timeout=100,
+            timeout=timeout_s,
             check=False,
         )
 

@@ -35,6 +35,14 @@ def demo(
     conversations: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
     turns: Annotated[int | None, typer.Option(min=1, help="Requests in each.")] = None,
     seed: Annotated[int, typer.Option(help="Of the synthesised conversations.")] = 0,
+    mooncake: Annotated[
+        str,
+        typer.Option(
+            help="Use the Mooncake cluster of this mooncake_master as the pool; it must have the "
+            "room and nothing in it that was saved by another demo.",
+            metavar="HOST:PORT",
+        ),
+    ] = "",
 ) -> None:
     """Replay agentic conversations with the pool and without it, and print the comparison."""
     from dataclasses import replace
@@ -52,14 +60,23 @@ def demo(
         size, conversations=conversations or size.conversations, turns=turns or size.turns
     )
     _check_writable(json_file)
+    if mooncake:
+        _check_cluster(mooncake)
     workload = from_trace(trace, size) if trace else synthetic(size, seed)
     engine.require_vllm()
     console = Console()
-    report = run_until_signal(run_demo(workload, DemoOptions(), console))
+    report = run_until_signal(run_demo(workload, DemoOptions(mooncake=mooncake), console))
     console.print(table(report))
     _write(json_file, report.as_json())
     if not report.well:
         raise typer.Exit(NOT_WELL)
+
+
+def _check_cluster(master: str) -> None:
+    """Raise ConfigError or MasterUnreachableError now if there is no cluster."""
+    from moonpool.client.store import Store
+
+    Store.connect(master, engine="mooncake").close()
 
 
 def _check_writable(path: Path | None) -> None:

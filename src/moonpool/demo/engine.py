@@ -122,9 +122,13 @@ def command(options: EngineOptions, port: int, *, pool: bool, role: str = BOTH) 
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
 
 
-def environment(temporary: Path, master: str | None) -> dict[str, str]:
+def environment(
+    temporary: Path, master: str | None, pool_engine: str | None = None
+) -> dict[str, str]:
     """Return the variables of one replica, to be set over ``clean_environment``."""
     pool = {"MOONPOOL_MASTER": master} if master else {}
+    if pool_engine:
+        pool["MOONPOOL_ENGINE"] = pool_engine
     return {**ENVIRONMENT, "TMPDIR": str(temporary), **pool}
 
 

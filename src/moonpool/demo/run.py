@@ -36,12 +36,14 @@ WARM_UP_TOKENS = 40
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What to run. Sizes of 0 follow from the workload. ``cache_dir`` keeps the model."""
+    """What to run. Sizes of 0 follow from the workload. ``cache_dir`` keeps the model. mooncake:
+    the mooncake_master of a cluster that is the pool, in place of one that is started."""
 
     cache_dir: Path = field(default_factory=place.cache_dir)
     shape: Shape = field(default_factory=Shape)
     pool_bytes: int = 0
     engine_kv_tokens: int = 0
+    mooncake: str = ""
 
 
 def kv_tokens(workload: Workload, options: DemoOptions) -> int:
@@ -119,6 +121,10 @@ class _Demo:
     async def _run_with_pool(
         self, stack: Stack, options: EngineOptions
     ) -> tuple[Run, CacheCounters]:
+        if self._options.mooncake:
+            self._say(f"the pool is the Mooncake cluster of {self._options.mooncake}")
+            cluster = Pool(self._options.mooncake, "", (), "mooncake")
+            return await self._measure(stack, options, cluster, None)
         with place.directory(place.segment_parent(self._pool_bytes())) as segments:
             with self._timed("services_start", "starting master and node"):
                 pool = await stack.start_pool(self._pool_bytes(), segments)

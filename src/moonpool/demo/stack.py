@@ -30,11 +30,12 @@ SERVICE_START_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A running master and node."""
+    """A running master and node; or, without children, a Mooncake cluster that runs already."""
 
     master: str
     http_url: str
     children: tuple[Child, ...]
+    engine: str = "moonpool"
 
 
 class Stack:
@@ -150,13 +151,14 @@ class Stack:
     ) -> Child:
         temporary = self._run_dir / f"tmp-{port}"
         temporary.mkdir()
+        alone = engine.environment(temporary, None)
         kind = ("pool" if role == BOTH else role) if pool else "alone"
         return self._supervisor.start(
             f"vllm-{kind}-{port}",
             engine.command(options, port, pool=pool is not None, role=role),
             {
                 **engine.clean_environment(),
-                **engine.environment(temporary, pool.master if pool else None),
+                **(engine.environment(temporary, pool.master, pool.engine) if pool else alone),
             },
         )
 

@@ -20,7 +20,7 @@ from tests.e2e.vllm.conftest import NEW, ROOT, SHAPE
 from tests.e2e.vllm.logprobs import difference
 from tests.e2e.vllm.servers import OBJECT, prompt
 from tests.integration.mooncake_shim import SHIM, MooncakeMaster, shim_environment
-from tests.integration.mooncake_wheel import REASON, WHEEL, cluster
+from tests.integration.mooncake_wheel import REASON, WHEEL, Cluster, cluster
 from tests.integration.processes import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -219,3 +219,18 @@ def test_our_connector_on_a_mooncake_cluster(tmp_path: Path) -> None:
             return [each["cached"] for each in hot] == [288, 480]
 
         eventually("what was computed is shared", shared, 60)
+
+
+@pytest.mark.skipif(WHEEL is None, reason=REASON)
+def test_the_demo_on_a_mooncake_cluster(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    file = tmp_path / "demo.json"
+    with Cluster(tmp_path, 1 << 30) as mooncake:
+        options = "--quick", "--conversations", "2", "--turns", "2", "--json", str(file)
+        command = "-m", "moonpool.cli", "demo", *options, "--mooncake", mooncake.address
+        done = mooncake.run(*command, timeout_s=500)
+    assert done.returncode == 0, done.stdout.decode()[-3000:] + done.stderr.decode()[-3000:]
+    found = json.loads(file.read_text())
+    assert found["outputs_identical"] + found["near_ties"] == found["requests"]
+    assert found["pool"]["errors"] == 0
+    assert found["pool"]["pool_hit_rate"] > 0
