@@ -14,6 +14,7 @@ import pytest
 from tests.sim.world.mutations import MUTATIONS, Mutation, mutated
 from tests.sim.world.simulation import simulate
 
+
 @pytest.fixture(scope="module", autouse=True)
 def late_garbage() -> Iterator[None]:
     """What killed processes leave is collected here, where nobody is told of it."""

@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "the space of a client that is gone is free at once",
         _free_when_client_is_gone,
-        replace(FULL, faults=("kill_client",), harm=8),
+        replace(FULL, faults=("kill_client",), harm=10, pause=0.4),
     ),
     Mutation("leases are ignored", _leases_ignored, replace(FULL, harm=0)),
     Mutation("page owners are not compared", _generations_not_compared),
@@ -158,7 +158,11 @@ MUTATIONS = [
         _deposed_goes_on,
         SEVERAL,
     ),
-    Mutation("nodes are not told of removals", _removals_not_told),
+    Mutation(
+        "nodes are not told of removals",
+        _removals_not_told,
+        Shape(clients=3, faults=("kill_node", "break_stream"), harm=6, think_s=0.05),
+    ),
     Mutation(
         "removals are not remembered",
         _removals_not_remembered,

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from moonpool.core.catching import settle
 from moonpool.core.keys import key_of, pack
 from tests.sim.world import hub as hubs
 from tests.sim.world import sockets, system
@@ -22,7 +23,7 @@ from tests.sim.world.watch import Watching, check
 from tests.sim.world.workload import Bounded, Client
 
 KEYS = 12
-ACTIVE_S = 4.0
+ACTIVE_S = 3.0
 CALM_S = 2.5
 """How long after the last trouble, with all segments there, nothing may fail any more."""
 SETTLE_S = 40.0
@@ -122,7 +123,7 @@ class Simulation:
             self.cluster.start(machine)
         hub.at(0.25, None, self._look)
         self._pass_until(self.cluster.is_whole, SETTLE_S, "the pool never came up")
-        begin = hub.now
+        begin = self._calm_from = hub.now
         self._until = begin + ACTIVE_S
         for _ in range(self.shape.clients):
             self.start_client()
@@ -205,6 +206,7 @@ class Simulation:
         state = self.cluster.state()
         if state is None:
             raise Violation("nobody leads")
+        settle(state.state)
         state.validate_state()
         inner = state.state
         for segment in inner.segments.by_handle.values():

@@ -180,7 +180,7 @@ def _changes() -> list[tuple[ModuleType, str, object]]:
     put("node.tiering", LocalVolume=SimVolume)
     put(
         "master.daemon",
-        TICK_S=0.2,
+        TICK_S=0.4,
         gc=Gc(),
         default_segment_dir=_home,
         serving_http=_no_http,
