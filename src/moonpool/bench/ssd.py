@@ -26,6 +26,7 @@ import numpy as np
 from moonpool.core.keys import pack
 from moonpool.errors import ConfigError, MoonpoolError
 from moonpool.ssd.local import LocalVolume
+from moonpool.ssd.many import DEPTH as MANY_DEPTH
 from moonpool.ssd.reading import STORED, Wanted
 from moonpool.ssd.records import padded
 from moonpool.ssd.shelf import DEPTH, Shelf
@@ -33,9 +34,12 @@ from moonpool.ssd.spans import Item
 from moonpool.transport import native
 
 BATCH_BYTES = 32 << 20
-READ_BYTES = 64 << 20
+READ_BYTES = 16 << 20
+READERS = 3
+"""Batches and threads of a node."""
 EXTENT_BYTES = 256 << 20
 FIO_S = 300.0
+READ_DEPTH = READERS * MANY_DEPTH
 
 
 @dataclass(slots=True)
@@ -94,21 +98,21 @@ def run(
 class FioLimit:
     """fio with libaio, as many calls under way as a shelf has."""
 
-    name = f"fio, libaio, iodepth {DEPTH}, direct"
+    name = f"fio, libaio, direct, iodepth {DEPTH} (writing), {READ_DEPTH} (reading)"
 
     def measure(self, place: Path, figures: Figures, total_bytes: int) -> None:
         """Add a round's figures."""
         path = place / "fio"
-        figures.limit_write.append(self._run(path, "write", figures.size, total_bytes))
-        figures.limit_read.append(self._run(path, "read", figures.size, total_bytes))
+        figures.limit_write.append(self._run(path, "write", figures.size, total_bytes, DEPTH))
+        figures.limit_read.append(self._run(path, "read", figures.size, total_bytes, READ_DEPTH))
         path.unlink(missing_ok=True)
 
-    def _run(self, path: Path, what: str, size: int, total_bytes: int) -> float:
+    def _run(self, path: Path, what: str, size: int, total_bytes: int, depth: int) -> float:
         block = padded(size)
         total = total_bytes // block * block
         command = ["fio", "--name=limit", f"--filename={path}", f"--size={total}", f"--bs={block}"]
         command += [f"--rw={'randread' if what == 'read' else 'write'}", "--direct=1"]
-        command += ["--ioengine=libaio", f"--iodepth={DEPTH}", "--output-format=json"]
+        command += ["--ioengine=libaio", f"--iodepth={depth}", "--output-format=json"]
         command += ["--fallocate=posix", f"--end_fsync={int(what == 'write')}"]
         try:
             ended = subprocess.run(command, capture_output=True, timeout=FIO_S, check=True)
@@ -170,8 +174,13 @@ def _measure(place: Path, figures: Figures, total_bytes: int) -> str:
         random.Random(1).shuffle(items)
         began = time.perf_counter()
         step = max(1, READ_BYTES // padded(size))
-        for at in range(0, count, step):
-            reasons += shelf.read([_wanted(item) for item in items[at : at + step]])
+
+        def read(at: int) -> list[str]:
+            return shelf.read([_wanted(item) for item in items[at : at + step]])
+
+        with ThreadPoolExecutor(READERS) as pool:
+            for some in pool.map(read, range(0, count, step)):
+                reasons += some
         figures.read.append(_rate(count * padded(size), began))
     finally:
         shelf.close()

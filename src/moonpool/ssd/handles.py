@@ -1,4 +1,4 @@
-"""Open files that threads share: opening one for each read costs as much as the read's other steps."""
+"""Open files that threads share: opening one for each read costs as much as the read does."""
 
 from __future__ import annotations
 

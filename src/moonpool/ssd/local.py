@@ -15,6 +15,7 @@ from pathlib import Path
 
 from moonpool.errors import ConfigError
 from moonpool.ssd.handles import Handles
+from moonpool.ssd.many import ManyReads
 from moonpool.ssd.records import BLOCK_BYTES
 from moonpool.ssd.volume import Buffer, VolumeError
 
@@ -42,10 +43,15 @@ class LocalVolume:
         self._readable = Handles(
             lambda number: os.open(self._data(number), self._flags(os.O_RDONLY))
         )
+        self.many: ManyReads | None = None
+        if self.direct:
+            with contextlib.suppress(OSError):  # then each call has a thread of its own
+                self.many = ManyReads(self._readable, self.read)
 
     def describe(self) -> str:
         """Say what it is and how it is opened."""
-        way = "O_DIRECT" if self.direct else "buffered: the filesystem refuses O_DIRECT"
+        direct = "O_DIRECT" if self.many is None else "O_DIRECT, asynchronous"
+        way = direct if self.direct else "buffered: the filesystem refuses O_DIRECT"
         return f"{self.path} ({way})"
 
     def check_space(self, wanted: int) -> None:
@@ -168,6 +174,8 @@ class LocalVolume:
     def close(self) -> None:
         """Give the directory up."""
         self._close_data()
+        if self.many is not None:
+            self.many.close()
         self._readable.close()
         for fd in (self._dir, self._lock):
             with contextlib.suppress(OSError):

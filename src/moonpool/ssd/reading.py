@@ -78,10 +78,14 @@ class Reading:
 
     def arrived(self, span: Span) -> bool:
         """Take note that a call is done; tell whether what is complete now is what was put."""
-        with self._lock:
-            for index in span.owners:
-                self._left[index] -= 1
-            done = [i for i in span.owners if not self._left[i] and self.reasons[i] == STORED]
+        owners, left = span.owners, self._left
+        if len(owners) == 1 and left[owners[0]] == 1:  # no other call is about it
+            done = owners if self.reasons[owners[0]] == STORED else []
+        else:
+            with self._lock:
+                for index in owners:
+                    left[index] -= 1
+                done = [i for i in owners if not left[i] and self.reasons[i] == STORED]
         whole = True
         for index in done:
             part, each = self._parts[index], self._wanted[index]

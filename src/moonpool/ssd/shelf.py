@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from moonpool.ssd import records as r
 from moonpool.ssd.catalog import Catalog, Extent
+from moonpool.ssd.many import ManyReads
 from moonpool.ssd.reading import CORRUPT, GONE, STORED, Call, Reading, Wanted
 from moonpool.ssd.records import Record
 from moonpool.ssd.spans import Item, Part, Span, spans_of
@@ -279,21 +280,28 @@ class Shelf:
                 if record is not None and _is_wanted(record, each):
                     self.catalog.touch(each.key)
                     reading.add(i, record)
-        get = partial(self._get, reading)
-        for reason, text in _each(self._readers, self._depth, get, reading.calls()):
+        for reason, text in self._read_calls(reading, reading.calls()):
             if reason not in (STORED, GONE):
                 self._count(reason, text)
         self._settle(wanted, reading.reasons)
         return reading.reasons
 
+    def _read_calls(self, reading: Reading, calls: Sequence[Call]) -> list[tuple[str, str]]:
+        """Make the calls; return what there is to say of each, in any order."""
+        many: ManyReads | None = getattr(self.volume, "many", None)
+        if many is None:
+            return _each(self._readers, self._depth, partial(self._get, reading), calls)
+
+        said: list[tuple[str, str]] = []
+        many.read_all(calls, lambda at, error: said.append(_came(reading, calls[at], error)))
+        return said
+
     def _get(self, reading: Reading, call: Call) -> tuple[str, str]:
         try:
             self.volume.read(call.extent, call.span.offset, call.span.buffers)
         except VolumeError as error:
-            reading.failed(call.span, error.reason)
-            return error.reason, f"objects cannot be read: {error}"
-        whole = reading.arrived(call.span)
-        return STORED if whole else CORRUPT, "an object on the disk is not what was put"
+            return _came(reading, call, error)
+        return _came(reading, call, None)
 
     def _settle(self, wanted: Sequence[Wanted], reasons: list[str]) -> None:
         """Count what was read; take out what is broken."""
@@ -320,6 +328,15 @@ class Shelf:
             self._told.add(reason)
         if new:
             _log.warning("ssd: %s (%s; said once, counted from now on)", text, reason)
+
+
+def _came(reading: Reading, call: Call, error: VolumeError | None) -> tuple[str, str]:
+    """Take note of what came of a call; return the reason for the counters, and a text."""
+    if error is not None:
+        reading.failed(call.span, error.reason)
+        return error.reason, f"objects cannot be read: {error}"
+    whole = reading.arrived(call.span)
+    return STORED if whole else CORRUPT, "an object on the disk is not what was put"
 
 
 def _record(item: Item, extent: int, offset: int) -> Record:
