@@ -91,12 +91,9 @@ class Requests(Target):
             fields.is_true("stream")
             session_of(path, fields)
             self._texts.prompt(path, fields)
-            priority_of({"X-Moonpool-Priority": str(chance.choice(JSON_VALUES))}, 100)
         except BadRequest:
             return REFUSED
-        finally:
-            priority = str(chance.choice(JSON_VALUES))
-            self._priority(priority)
+        self._priority(str(chance.choice(JSON_VALUES)))
         self._halves(path, fields, body, chance.choice(WAYS))
         return TAKEN
 

@@ -68,7 +68,9 @@ def _change(chance: random.Random, holder: Any, values: Sequence[Any]) -> None:
         cut: Any = chance.randrange(len(value))
         where[at] = value[:cut] if chance.random() < 0.5 else value[cut:] * 3
     else:
-        where[at] = copy.deepcopy(chance.choice(values))
+        # More often than not one of the same type: a decoder lets it through to what is behind.
+        like = [each for each in values if type(each) is type(value)]
+        where[at] = copy.deepcopy(chance.choice(like if like and way < 6 else values))
 
 
 def _place(chance: random.Random, holder: Any) -> tuple[Any, Any]:
