@@ -192,6 +192,17 @@ class Pool(RuleBasedStateMachine):
         expected = -700 if put is None else 0
         assert self.ask(m.PutRevoke([generation]), peer).codes == [expected]
 
+    @rule(pick=picks, right=st.sampled_from([True, True, True, False]), client=clients)
+    @precondition(lambda self: self.granted)
+    def put_abandon(self, pick: int, right: bool, client: str) -> None:
+        generation = self.granted[-1 - pick % min(len(self.granted), 8)]
+        put = self.model.puts.get(generation)
+        peer = put.client if put is not None and right else self.peer(client)
+        expected = -700 if put is None else 0 if put.client == peer else -601
+        assert self.ask(m.PutAbandon([generation]), peer).codes == [expected]
+        if put is not None and not expected:
+            put.discarded = True
+
     def present(self, pick: int) -> int | None:
         """Pick a number whose object is there."""
         there = [i for i, key in enumerate(KEYS) if key in self.model.objects]

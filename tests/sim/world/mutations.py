@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "the space of a client that is gone is free at once",
         _free_when_client_is_gone,
-        replace(FULL, faults=("kill_client",), harm=10, pause=0.4),
+        replace(FULL, faults=("break_stream",), harm=15, pause=0.3),
     ),
     Mutation("leases are ignored", _leases_ignored, replace(FULL, harm=0)),
     Mutation("page owners are not compared", _generations_not_compared),

@@ -195,8 +195,11 @@ class Simulation:
 
     def _look_through(self, client: Client) -> None:
         client.begin()
-        for key in self.names.values():
-            client.get_key(key)
+        if self.shape.disks:  # memory may not have room for all at once
+            for key in self.packed:
+                client.get_key(key)
+        else:
+            client.get_keys(list(self.packed))
         client.store.close()
         client.done = True
 

@@ -169,7 +169,11 @@ class Client:
 
     def get_batch(self) -> None:
         first = self.rng.randrange(self.sim.keys)
-        keys = [f"k{i % self.sim.keys}" for i in range(first, first + self.rng.randint(2, 5))]
+        self.get_keys(
+            [f"k{i % self.sim.keys}" for i in range(first, first + self.rng.randint(2, 5))]
+        )
+
+    def get_keys(self, keys: list[str]) -> None:
         with self.bounded(f"get_batch {keys}") as call:
             try:
                 values = self.store.get_batch(self.packed(keys))
