@@ -194,6 +194,11 @@ class NodeConfig(EngineConfig):
         "when objects go there: before they leave memory, at once, or the former if seen twice",
     )
     ssd_write_rate: int = _key(0, v.rate, "most bytes a second that are written there; 0: any")
+    ssd_save_s: float = _key(
+        15.0,
+        v.seconds_or_none,
+        "how long, at a clean end, to write there what is in memory only; 0: not at all",
+    )
     token: str = _key("", v.text, "the master's token")
     ready_file: str = _key("", v.new_file, "file that gets the chosen port as JSON once mounted")
 

@@ -146,6 +146,30 @@ def test_a_killed_node_has_its_disk_back_and_a_clean_end_keeps_it(tmp_path: Path
         assert store.get_batch(KEYS[20:32]) == VALUES[20:32]
 
 
+def test_a_clean_end_writes_what_is_in_memory_only(tmp_path: Path) -> None:
+    some = slice(0, 40)
+    with (
+        disk_pool(tmp_path) as (master, node),
+        Store.connect(master.address) as store,
+    ):
+        put_slowly(store, KEYS[some], VALUES[some])
+        assert on_disk(store) < 40
+        assert node.end() == 0
+        assert not list(node.segment_dir.rglob("*.seg"))
+        assert "of memory to the disk; 0 are lost" in node.text()
+        node.start()
+        eventually("all are back", lambda: on_disk(store) == 40)
+        assert store.get_batch(KEYS[some]) == VALUES[some]
+        node.keys["ssd_save_s"] = 0
+        node.end()
+        node.start()
+        assert store.put("memory only", b"x" * 5000)
+        assert node.end() == 0
+        node.start()
+        eventually("all are back", lambda: on_disk(store) == 40)
+        assert not store.exists("memory only")
+
+
 def test_a_new_master_learns_what_is_on_the_disk(tmp_path: Path) -> None:
     with (
         disk_pool(tmp_path) as (master, _node),

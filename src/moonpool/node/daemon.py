@@ -18,11 +18,12 @@ import uvloop
 
 from moonpool.config import NodeConfig, default_segment_dir
 from moonpool.config_values import is_loopback
-from moonpool.errors import ConfigError
+from moonpool.errors import ConfigError, MoonpoolError
 from moonpool.node.copier import Copier
 from moonpool.node.copying import NodeCopies
 from moonpool.node.disk import NodeDisk
 from moonpool.node.onesided import OneSided, starter
+from moonpool.node.saving import save
 from moonpool.node.server import DataServer
 from moonpool.node.session import MasterSession
 from moonpool.node.storage import Storage, remove_stale
@@ -117,6 +118,8 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
         await asyncio.to_thread(onesided.close)
         await asyncio.to_thread(server.close)
         if tier is not None:
+            if served and config.ssd_save_s:
+                await asyncio.to_thread(_save, tier, storage, config.ssd_save_s)
             await asyncio.to_thread(tier.close)
         # What failed to start leaves the objects of the life before where they are.
         storage.close(delete=served)
@@ -164,6 +167,22 @@ async def _session(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(verifier.close)
+
+
+def _save(tier: Tier, storage: Storage, within_s: float) -> None:
+    """Keep what is in memory over a restart; the session with the master is over."""
+    try:
+        tier.rest()
+        saved = save(tier.shelf, storage.segments(), within_s)
+    except MoonpoolError as error:
+        _log.warning("what is in memory only is not kept: %s", error)
+        return
+    _log.info(
+        "wrote %d objects, %d bytes, of memory to the disk; %d are lost",
+        saved.objects,
+        saved.nbytes,
+        saved.left,
+    )
 
 
 async def _beating(storage: Storage) -> None:
