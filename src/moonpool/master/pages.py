@@ -22,6 +22,7 @@ def pages_of(service: Service) -> Pages:
         body = {"status": "ok", "epoch": service.epoch, "pool": "ready" if ready else "empty"}
         # The rest is what Mooncake's master says.
         more = {"role": "leader", "ha_state": "serving", "service_ready": True}
+        more |= {"leader_address": None, "view_version": None}
         return Page(msgspec.json.encode(body | more))
 
     def metrics() -> Page:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +17,17 @@ from hypothesis import strategies as st
 
 from moonpool.compat.commands.metadata_server import MetadataServer
 from moonpool.compat.engine import TransferEngine, TransferNotify, TransferOpcode, registry
+from moonpool.compat.engine import messages as m
 from moonpool.compat.engine.registry import Registry
+from moonpool.protocol.data import encode
 from moonpool.transport.base import U64
 
 PAGE = 4096
+SIDES: dict[str, Any] = {}
+
+
+def packed_u64(*numbers: int) -> bytes:
+    return np.array(numbers, "<u8").tobytes()
 
 
 class Side:
@@ -299,3 +309,38 @@ def test_a_buffer_in_use_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     removing.join(30)
     assert not removing.is_alive()
+
+
+JUNK = st.lists(
+    st.binary(max_size=200)
+    | st.sampled_from(
+        [
+            encode(m.Open(1)),
+            encode(m.Write(packed_u64(0, 1 << 63), packed_u64(8, 8))),
+            encode(m.Write(b"123", b"12345678")),
+            encode(m.Read(packed_u64((1 << 64) - 1), packed_u64(5))),
+            encode(m.Note("n" * 40_000, "t" * 40_000)),
+            encode(m.Ask()),
+        ]
+    ),
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(JUNK)
+def test_whatever_a_peer_sends_nothing_is_written_and_the_next_peer_is_served(
+    parts: list[bytes],
+) -> None:
+    side = SIDES.setdefault("fuzzed", Side(PAGE, 2))
+    with socket.create_connection(("127.0.0.1", side.engine.get_rpc_port()), 10) as sock:
+        sock.settimeout(10)
+        with contextlib.suppress(OSError):
+            for part in parts:
+                sock.sendall(part)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(65_536):
+                pass
+    assert (side.data == 2).all()
+    assert side.guarded()
+    assert side.engine.send_probe(side.name) == 0
