@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moonpool.planner.plan import Site
 
 PRICES = ("gpu_hour", "dram_gb_month", "ssd_gb_month")
-EXACT_BYTES = 256 << 20
+EXACT_BYTES = 64 << 20
 """Traces whose files are larger are sampled, so that about as much is followed."""
 
 

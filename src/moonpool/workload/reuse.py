@@ -72,7 +72,7 @@ class Touches:
     """Notes requests in order of time."""
 
     def __init__(self) -> None:
-        self._last: dict[object, int] = {}
+        self._last: dict[object, dict[int, int]] = {}
         self._place = 0
         self._prompts = 0
         self._runs = array("q")
@@ -81,7 +81,7 @@ class Touches:
     @property
     def distinct(self) -> int:
         """Blocks that were touched at all."""
-        return len(self._last)
+        return sum(self._firsts)
 
     def add(self, scope: object, ids: Sequence[int], strata: Sequence[int] = ()) -> int:
         """Note a prompt's blocks, first to last; return how many of its head were touched before.
@@ -96,11 +96,11 @@ class Touches:
         return self._add(scope, ids, bytes(len(ids)))
 
     def _add(self, scope: object, ids: Sequence[int], strata: Sequence[int]) -> int:
-        last, place = self._last, self._place
+        last, place = self._last.setdefault(scope, {}), self._place
         start, known = place, 0
         run_from, run, run_in = NEVER, 0, 0
         for index in range(len(ids) - 1, -1, -1):
-            key = (scope, ids[index])
+            key = ids[index]
             before, stratum = last.get(key, NEVER), strata[index]
             last[key] = place
             place += 1
