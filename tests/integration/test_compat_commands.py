@@ -174,6 +174,14 @@ def test_the_rest_server(tmp_path: Path) -> None:
             assert ask(f"{url}/remove/a", "DELETE")[0] == 500
             assert ask(f"{url}/remove_all", "DELETE")[0] == 200
             assert ask(f"{url}/mount_shm", "POST", {})[0] == 501
+            status, body = ask(f"{url}/mount", "POST", {"size": 16 * MIB})
+            assert status == 200
+            assert len(master.page("/get_all_segments").split()) == 2
+            ids = json.loads(body)["segment_ids"]
+            assert ask(f"{url}/unmount", "POST", {"segment_ids": ids})[0] == 200
+            eventually("one is left", lambda: len(master.page("/get_all_segments").split()) == 1)
+            assert ask(f"{url}/unmount", "POST", {"segment_ids": ids})[0] == 500
+            assert ask(f"{url}/mount", "POST", {"size": "much"})[0] == 400
 
 
 def ask_quietly(url: str) -> bool:
