@@ -139,18 +139,21 @@ def test_a_node_is_drained_and_stopped_and_no_read_misses(tmp_path: Path) -> Non
 def test_a_drain_goes_on_after_the_master_was_killed_and_can_be_ended(tmp_path: Path) -> None:
     with three_nodes(tmp_path, copy_rate="2MB") as (master, nodes, store):
         store.drain_node("n0")
-        eventually("some are copied", lambda: store.status().counters.get("drain_copies", 0) > 2)
+        eventually(
+            "some are copied", lambda: store.status().counters.get("drain_copies", 0) > 2, LONG_S
+        )
         left = objects_on(store, "n0")
         assert left > 0
         master.kill()
         master.keys["copy_rate"] = "0"
         master.start()
         eventually("n0 is empty", lambda: is_empty(store, "n0"), LONG_S)
+        eventually("segments are ready", lambda: ready_segments(store) == 3, LONG_S)
         assert store.get_batch(KEYS) == [VALUES[key] for key in KEYS]
         # Also the node itself remembers, whoever is killed.
         nodes[0].kill()
         nodes[0].start()
-        eventually("it is drained still", lambda: is_empty(store, "n0"))
+        eventually("it is drained still", lambda: is_empty(store, "n0"), LONG_S)
         assert moonpool(master, "node", "undrain", "n0").returncode == 0
         assert store.status().drains == []
         assert not any(store.put_batch([f"new-{i}" for i in range(60)], [b"x" * 5000] * 60))
@@ -182,7 +185,7 @@ def test_who_is_killed_in_the_middle_of_a_copy_loses_nothing_else(
 ) -> None:
     with three_nodes(tmp_path, copy_rate="4MB", repair_after_s=0.1) as (master, nodes, store):
         store.drain_node("n0")
-        eventually("it is being copied", lambda: store.status().copying > 0)
+        eventually("it is being copied", lambda: store.status().copying > 0, LONG_S)
         killed = {"source": nodes[0], "target": nodes[1], "master": master}[victim]
         killed.kill()
         master.keys["copy_rate"] = "0"

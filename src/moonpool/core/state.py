@@ -183,8 +183,9 @@ class State:
         slots = removed.slots
         if removed.pinned:
             self.soft.forget(removed)
-        if not self.copies.idle:
-            self.copies.forget(removed)
+        copies = self.copies
+        if copies.thin or copies.spares or copies.parked or copies.hot:
+            copies.forget(removed)
         eviction = self.eviction
         if eviction.counts:
             eviction.removed(removed)
