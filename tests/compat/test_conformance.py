@@ -16,6 +16,7 @@ MODULES = (
     "places",
     "memory",
     "tensors",
+    "engram",
 )
 
 

@@ -11,7 +11,16 @@ from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
 from moonpool.client.getting import Getter
 from moonpool.client.memory import Registry
-from moonpool.core.messages import BATCH_ITEMS_MAX, Get, Got, Hold, Located, Matched
+from moonpool.core.messages import (
+    BATCH_ITEMS_MAX,
+    Existing,
+    Exists,
+    Get,
+    Got,
+    Hold,
+    Located,
+    Matched,
+)
 from moonpool.transport.base import U64
 
 
@@ -35,6 +44,39 @@ class Looking:
     def new_lease(self) -> int:
         """Return a number that the store has not used for a lease yet."""
         return self._getter.new_lease()
+
+    def which(self, keys: Sequence[bytes], lease: int, ttl_s: float) -> list[int]:
+        """Return 1 for each packed key that is there, 0 for others, and lease those that are. A
+        prefix that is there costs one request, what is behind its end one or two more."""
+        found: list[int] = []
+        for first in range(0, len(keys), BATCH_ITEMS_MAX):
+            part = [*keys[first : first + BATCH_ITEMS_MAX]]
+            count = self._prefix(part, lease, ttl_s)
+            rest = part[count + bool(count) :]
+            found += [1] * count + [0] * (0 < count < len(part))
+            if rest:
+                found += self._scattered(rest, lease, ttl_s)
+        return found
+
+    def _prefix(self, keys: list[bytes], lease: int, ttl_s: float) -> int:
+        board = self._channel.board()
+        if board is not None and board.has(keys[0]) is False:
+            return 0
+        return expect(Matched, self._channel.call(Hold(keys, lease, ttl_s))).count
+
+    def _scattered(self, keys: list[bytes], lease: int, ttl_s: float) -> list[int]:
+        present = self.present(keys)
+        self.hold([key for key, there in zip(keys, present, strict=True) if there], lease, ttl_s)
+        return present
+
+    def present(self, keys: Sequence[bytes]) -> list[int]:
+        """Return 1 for each packed key that is there, 0 for others. Changes nothing."""
+        found: list[int] = []
+        for first in range(0, len(keys), BATCH_ITEMS_MAX):
+            part = [*keys[first : first + BATCH_ITEMS_MAX]]
+            reply = expect(Existing, self._channel.call(Exists(part)))
+            found += as_many(reply.present, len(part))
+        return found
 
     def hold(self, keys: Sequence[bytes], lease: int, ttl_s: float) -> None:
         """Lease packed keys that were there a moment ago; one that is gone is passed over."""

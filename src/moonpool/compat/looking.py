@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from moonpool.compat.base import Base
@@ -9,7 +10,7 @@ from moonpool.compat.casting import Parameter, boolean, call, text, texts
 from moonpool.compat.codes import INVALID, NOT_FOUND, OK, code_of
 from moonpool.compat.connected import Connected
 from moonpool.compat.ecma import pattern_of
-from moonpool.errors import LeasedError, MoonpoolError, NotFoundError
+from moonpool.errors import InvalidArgumentError, LeasedError, MoonpoolError, NotFoundError
 
 KEYS = Parameter("keys", texts)
 FORCE = Parameter("force", boolean, False)
@@ -110,15 +111,16 @@ class Looking(Base):
 
 
 def _which_exist(connected: Connected, names: list[str]) -> list[int]:
-    keys, leases, store = connected.keys.keys(names), connected.leases, connected.store
+    keys, leases, looking = connected.keys.keys(names), connected.leases, connected.store.looking
+    if not keys:
+        return []
     try:
-        present = store.exists_batch(keys)
         if leases.lookups and leases.ttl_s:
-            found = [key for key, there in zip(keys, present, strict=True) if there]
-            store.looking.hold(found, leases.number(), leases.ttl_s)
+            with contextlib.suppress(InvalidArgumentError):  # more leases than there may be
+                return looking.which(keys, leases.number(), leases.ttl_s)
+        return looking.present(keys)
     except MoonpoolError as error:
         return [code_of(error)] * len(names)
-    return [*map(int, present)]
 
 
 def _remove(connected: Connected | None, names: list[str], force: bool) -> list[int]:

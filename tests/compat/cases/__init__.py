@@ -19,6 +19,7 @@ MODULES = (
     "places",
     "memory",
     "tensors",
+    "engram",
     "leases",
     "random_calls",
     "plain",

@@ -363,3 +363,15 @@ def case_memory_of_a_gpu_is_asked_for(api: Api) -> None:
     api.s.put_tensor("t", sample())
     same(api.s.get_tensor_into_cuda("t", torch().zeros(2, 3, 4)), -600)
     same(api.s.batch_get_tensor_into_cuda(["t"], [torch().zeros(2, 3, 4)]), [-600])
+
+
+def case_headers_by_themselves(api: Api) -> None:
+    tensor = sample()
+    header, address, nbytes, owner = api.module._serialize_tensor(tensor)
+    same((len(header), api.module._tensor_metadata_size(), nbytes), (HEADER, HEADER, 96))
+    assert address > 0
+    assert owner is not None
+    same(api.s.put_parts("t", header, tensor.numpy().tobytes()), 0)
+    equal(api.s.get_tensor("t"), tensor)
+    equal(api.module._deserialize_tensor(api.s.get("t")), tensor)
+    raises(ValueError, lambda: api.module._deserialize_tensor(b"abc"))
