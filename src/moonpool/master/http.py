@@ -146,7 +146,8 @@ class HttpSession(asyncio.Protocol):
         self._head += data[: length - len(self._head)]
         if len(self._head) == length:
             self._waiting = None
-            self._answer(route.serve(asked._replace(body=self._head)))
+            page = route.serve(asked._replace(body=self._head))
+            self._answer(page, empty=asked.method == "HEAD")
 
     def _refuse(self, status: str) -> None:
         name = None if self._transport is None else self._transport.get_extra_info("peername")
@@ -166,12 +167,14 @@ class HttpSession(asyncio.Protocol):
             f"{more}Connection: close\r\n\r\n"
         )
         self._transport.write(head.encode())
+        if empty:
+            self._transport.close()
+            return
         if not isinstance(page.body, bytes):
             self._parts = page.body
             self._go_on()
             return
-        if not empty:
-            self._transport.write(page.body)
+        self._transport.write(page.body)
         self._transport.close()
 
     def _go_on(self) -> None:

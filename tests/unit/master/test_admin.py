@@ -86,6 +86,8 @@ async def test_all_keys_come_in_parts() -> None:
         pool.put(f"k{start}", size=100)
     _, text = await pool.ask("/get_all_keys")
     assert len(text.split()) == 40
+    assert await pool.ask("/get_all_keys", "HEAD") == (200, "")
+    assert await pool.ask("/role", "HEAD") == (200, "")
 
 
 async def test_segments() -> None:
