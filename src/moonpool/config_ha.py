@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import socket
 from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
 
 from moonpool.config_values import Check, parse_address
 from moonpool.errors import ConfigError
@@ -16,9 +18,29 @@ POOL = "default"
 LEASE_S_MIN = 0.5
 LEASE_S_MAX = 60.0
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-_STORE = re.compile(r"(etcd|kubernetes)://([^/\s]+)(?:/([^/\s]*))?")
+_STORE = re.compile(r"(etcds?|kubernetes)://([^/?\s]+)(?:/([^/?\s]*))?(?:\?(\S*))?")
 
-ALLOWED = "etcd://host:port,host:port[/pool] or kubernetes://namespace/lease"
+ALLOWED = (
+    "etcd://host:port,host:port[/pool], etcds://... for TLS, both with "
+    "?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE, or kubernetes://namespace/lease"
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How an etcd is spoken to. ca: what signed its certificate; empty: the system's. cert, key:
+    what we show it. user: whose password is in password_file."""
+
+    tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password_file: str = ""
+
+    def __str__(self) -> str:
+        given = {k: v for k, v in dataclasses.asdict(self).items() if v and k != "tls"}
+        return f"?{urlencode(given, safe='/')}" if given else ""
 
 
 @dataclass(frozen=True)
@@ -32,12 +54,14 @@ class ElectionStore:
     endpoints: tuple[tuple[str, int], ...]
     name: str
     namespace: str = ""
+    access: Access = Access()
 
     def __str__(self) -> str:
         if self.kind == "kubernetes":
             return f"kubernetes://{self.namespace}/{self.name}"
         where = ",".join(address_text(*each) for each in self.endpoints)
-        return f"etcd://{where}" + ("" if self.name == POOL else f"/{self.name}")
+        scheme = "etcds" if self.access.tls else "etcd"
+        return f"{scheme}://{where}{'' if self.name == POOL else f'/{self.name}'}{self.access}"
 
 
 def is_store(text: str) -> bool:
@@ -52,12 +76,27 @@ def parse_store(text: str) -> ElectionStore:
         raise ValueError("not a store of elections")
     kind, where, name = match[1], match[2], match[3] or ""
     if kind == "kubernetes":
-        if not (_NAME.fullmatch(where) and _NAME.fullmatch(name)):
+        if match[4] is not None or not (_NAME.fullmatch(where) and _NAME.fullmatch(name)):
             raise ValueError("not namespace/lease")
         return ElectionStore(kind, (), name, where)
     if name and not _NAME.fullmatch(name):
         raise ValueError("not a pool's name")
-    return ElectionStore(kind, _addresses(where, ETCD_PORT), name or POOL)
+    access = _access(match[4] or "", tls=kind == "etcds")
+    return ElectionStore("etcd", _addresses(where, ETCD_PORT), name or POOL, access=access)
+
+
+def _access(query: str, *, tls: bool) -> Access:
+    pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    given = dict(pairs)
+    known = {each.name for each in dataclasses.fields(Access)} - {"tls"}
+    if len(given) < len(pairs) or set(given) - known or not all(given.values()):
+        raise ValueError("an unknown option, one twice, or an empty one")
+    found = Access(tls=tls, **given)
+    if (found.ca or found.cert or found.key) and not tls:
+        raise ValueError("certificates without TLS")
+    if (found.key and not found.cert) or bool(found.user) != bool(found.password_file):
+        raise ValueError("half of a pair")
+    return found
 
 
 def parse_masters(text: str) -> tuple[tuple[str, int], ...]:

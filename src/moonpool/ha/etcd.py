@@ -19,6 +19,7 @@ class EtcdBackend:
         self._store = store
         self._urls = wire.urls_of(store)
         self._session: aiohttp.ClientSession | None = None
+        self._token = ""
 
     async def read(self) -> Seen:
         """See Backend."""
@@ -36,21 +37,53 @@ class EtcdBackend:
             self._session = None
 
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
         why = ""
         for _ in self._urls:
             url = self._urls[0]
             # Whatever ends this, also being cancelled, the next call begins with another endpoint.
             self._urls.append(self._urls.pop(0))
             try:
-                async with self._session.post(url + path, json=body) as response:
-                    raw = await response.content.read(wire.ANSWER_BYTES_MAX)
-                    if response.status == 200:
-                        found = wire.parse(raw)
-                        self._urls.insert(0, self._urls.pop())
-                        return found
-                    why = f"{url} answered {response.status}: {raw[:120]!r}"
+                found = await self._ask_one(url, path, body)
+            except BackendError as error:
+                why = str(error)
             except (aiohttp.ClientError, OSError) as error:
                 why = f"{url}: {error}"
+                # With the certificates as they are by then: they may have been renewed.
+                if self._store.access.tls:
+                    await self.close()
+            else:
+                self._urls.insert(0, self._urls.pop())
+                return found
         raise BackendError(f"etcd: {why}")
+
+    async def _ask_one(self, url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask an endpoint, with a new token if it does not know the one that we have."""
+        access = self._store.access
+        if access.user and not self._token:
+            self._token = await self._login(url)
+        status, raw = await self._post(url + path, body)
+        if status == wire.UNKNOWN_TOKEN and access.user:
+            self._token = await self._login(url)
+            status, raw = await self._post(url + path, body)
+        return _parsed(url, status, raw)
+
+    async def _login(self, url: str) -> str:
+        self._token = ""
+        said = await self._post(url + wire.LOGIN, wire.login(self._store.access))
+        return wire.parse_token(_parsed(url, *said))
+
+    async def _post(self, url: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if self._session is None:
+            context = wire.trusted(self._store.access)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=True if context is None else context)
+            )
+        headers = {"Authorization": self._token} if self._token else {}
+        async with self._session.post(url, json=body, headers=headers) as response:
+            return response.status, await response.content.read(wire.ANSWER_BYTES_MAX)
+
+
+def _parsed(url: str, status: int, raw: bytes) -> dict[str, Any]:
+    if status != 200:
+        raise BackendError(f"{url} answered {status}: {raw[:120]!r}")
+    return wire.parse(raw)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
+from pathlib import Path
 from typing import Any
 
-from moonpool.config_ha import ElectionStore, address_text
+from moonpool.config_ha import Access, ElectionStore, address_text
 from moonpool.errors import MoonpoolError
 from moonpool.ha.backend import BackendError, pack, unpack
 from moonpool.ha.election import Answer, Record, Seen, Written
@@ -19,11 +21,47 @@ _ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What comes of an answer that is JSON, but of another shape."""
 RANGE = "/v3/kv/range"
 TXN = "/v3/kv/txn"
+LOGIN = "/v3/auth/authenticate"
+UNKNOWN_TOKEN = 401
 
 
 def urls_of(store: ElectionStore) -> list[str]:
     """Return the endpoints' base URLs."""
-    return [f"http://{address_text(*each)}" for each in store.endpoints]
+    scheme = "https" if store.access.tls else "http"
+    return [f"{scheme}://{address_text(*each)}" for each in store.endpoints]
+
+
+def trusted(access: Access) -> ssl.SSLContext | None:
+    """Return how to speak TLS, with the files as they are now; None where that is not wanted.
+
+    Raises BackendError for files that cannot be used.
+    """
+    if not access.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=access.ca or None)
+        if access.cert:
+            context.load_cert_chain(access.cert, access.key or None)
+    except (OSError, ValueError) as error:
+        raise BackendError(f"the certificates for etcd cannot be used: {error}") from None
+    return context
+
+
+def login(access: Access) -> dict[str, Any]:
+    """Return the request for a token. Raises BackendError."""
+    try:
+        password = Path(access.password_file).read_text().rstrip("\n")
+    except (OSError, ValueError) as error:
+        raise BackendError(f"etcd's password cannot be read: {error}") from None
+    return {"name": access.user, "password": password}
+
+
+def parse_token(answer: dict[str, Any]) -> str:
+    """Return the token in an answer; raise BackendError."""
+    token = answer.get("token")
+    if not isinstance(token, str) or not token.isprintable():
+        raise BackendError("etcd answered with no token")
+    return token
 
 
 def ranged(store: ElectionStore) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from moonpool.config_ha import ElectionStore
 from moonpool.ha import etcd_wire, lease_wire
@@ -17,6 +18,7 @@ from moonpool.ha.election import Record
 
 _NO_PROXY = urllib.request.ProxyHandler({})
 _firsts: dict[ElectionStore, int] = {}
+_tokens: dict[ElectionStore, str] = {}
 
 
 def look_in(store: ElectionStore, timeout_s: float) -> Record | None:
@@ -40,21 +42,46 @@ def look_at_lease(
 def _look_in_etcd(store: ElectionStore, timeout_s: float) -> Record | None:
     urls = etcd_wire.urls_of(store)
     deadline = time.monotonic() + timeout_s
-    body = json.dumps(etcd_wire.ranged(store)).encode()
     why = ""
     for turn in range(len(urls)):
         # A frozen endpoint must leave time for the others, and is not asked first again.
         number = (_firsts.get(store, 0) + turn) % len(urls)
         left_s = (deadline - time.monotonic()) / (len(urls) - turn)
         try:
-            request = urllib.request.Request(urls[number] + etcd_wire.RANGE, body)
-            raw = _asked(request, max(left_s, 0.01), None)
+            found = _ask_etcd(store, urls[number], max(left_s, 0.01))
         except BackendError as error:
             why = str(error)
             continue
         _firsts[store] = number
-        return etcd_wire.parse_range(etcd_wire.parse(raw or b"")).record
+        return etcd_wire.parse_range(found).record
     raise BackendError(why)
+
+
+def _ask_etcd(store: ElectionStore, url: str, timeout_s: float) -> dict[str, Any]:
+    """Return what an endpoint answers, with a new token if it does not know the one we have."""
+    access = store.access
+    if not access.user:
+        return _post_etcd(store, url + etcd_wire.RANGE, etcd_wire.ranged(store), timeout_s)
+    for known in (store in _tokens, False):
+        if not known:
+            said = _post_etcd(store, url + etcd_wire.LOGIN, etcd_wire.login(access), timeout_s)
+            _tokens[store] = etcd_wire.parse_token(said)
+        try:
+            return _post_etcd(store, url + etcd_wire.RANGE, etcd_wire.ranged(store), timeout_s)
+        except BackendError:
+            if not known:
+                _tokens.pop(store, None)
+                raise
+    raise BackendError(f"{url}: not reached")
+
+
+def _post_etcd(
+    store: ElectionStore, url: str, body: dict[str, Any], timeout_s: float
+) -> dict[str, Any]:
+    token = _tokens.get(store, "") if store.access.user and etcd_wire.LOGIN not in url else ""
+    headers = {"Authorization": token} if token else {}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    return etcd_wire.parse(_asked(request, timeout_s, etcd_wire.trusted(store.access)) or b"")
 
 
 def _asked(
