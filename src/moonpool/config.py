@@ -79,6 +79,9 @@ class MasterConfig(RoleConfig):
     )
     soft_pin_s: float = _key(1800.0, v.seconds, "how long a soft pin lasts if its put does not say")
     soft_pin_s_max: float = _key(86_400.0, v.seconds, "the longest that a put may say")
+    hard_pin_share: float = _key(
+        0.5, v.fraction, "share of the pool that may be pinned for good; eviction has the rest"
+    )
     evict_soft_pinned: bool = _key(
         True, v.boolean, "evict soft-pinned objects where nothing else is left"
     )

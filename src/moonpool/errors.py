@@ -52,6 +52,12 @@ class NoSpaceError(MoonpoolError):
     code = -200
 
 
+class PinQuotaError(MoonpoolError):
+    """As much of the pool is pinned for good as may be."""
+
+    code = -1020
+
+
 class VersionMismatchError(MoonpoolError):
     """The two ends share no protocol version."""
 
@@ -157,6 +163,7 @@ _BY_CODE: dict[int, type[MoonpoolError]] = {
         MoonpoolError,
         InvalidArgumentError,
         NoSpaceError,
+        PinQuotaError,
         VersionMismatchError,
         IllegalClientError,
         InvalidWriteError,

@@ -160,3 +160,18 @@ def test_a_signal_ends_both_and_leaves_nothing(pool: Pool, number: signal.Signal
         process.send_signal(number)
         assert process.wait(WAIT_S) == 0
     assert [path for path in pool.segments.rglob("*") if path.is_file()] == []
+
+
+def test_pins_and_sessions_by_hand(pool: Pool) -> None:
+    pool.good("put", "kept", "-", "--pin", value=b"x")
+    pool.good("put", "soft", "-", "--soft-pin", "60", "--session", "talk", value=b"x")
+    assert json.loads(pool.good("stat", "kept", "--json"))["pinned"]
+    assert json.loads(pool.good("stat", "soft", "--json"))["soft_pin_s"] > 0
+    pool.good("unpin", "kept", "soft")
+    assert not json.loads(pool.good("stat", "kept", "--json"))["pinned"]
+    pool.good("pin", "kept", "--soft", "30")
+    assert 0 < json.loads(pool.good("stat", "kept", "--json"))["soft_pin_s"] <= 30
+    assert pool.good("end-session", "talk").strip() == b"1"
+    assert pool.good("end-session", "talk").strip() == b"0"
+    assert pool.bad("pin", "missing") == (1, "moonpool: missing: not in memory (-704)")
+    assert pool.bad("end-session", "x" * 129)[0] == 2

@@ -30,7 +30,7 @@ picks = st.integers(0, 1000)
 class Pool(RuleBasedStateMachine):
     """Drives MasterState and Model side by side."""
 
-    config = MasterConfig()
+    config = MasterConfig(hard_pin_share=1.0)
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from moonpool.cli import (
     compat,
     demo,
     doctor,
+    keeping,
     master,
     node,
     objects,
@@ -33,6 +34,7 @@ master.register(app)
 node.register(app)
 router.register(app)
 objects.register(app)
+keeping.register(app)
 status.register(app)
 doctor.register(app)
 bench.register(app)

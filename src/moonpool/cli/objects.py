@@ -46,9 +46,16 @@ def put(
     key: Key,
     file: Annotated[Path, typer.Argument(help="The file to store; - for stdin.")],
     replicas: Annotated[int, typer.Option(help="How many copies, on different hosts.")] = 1,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep it from eviction for good.")] = False,
+    soft_pin: Annotated[
+        float,
+        typer.Option(help="Or for so many seconds, unless nothing else is left.", metavar="S"),
+    ] = 0.0,
+    session: Annotated[str, typer.Option(help="The session that uses it.", metavar="NAME")] = "",
     master: Master = None,
 ) -> None:
     """Store a file under a key. A key that exists keeps its bytes: exit code 1."""
+    from moonpool.client.wishes import Wishes
     from moonpool.core.keys import parse
 
     try:
@@ -56,8 +63,11 @@ def put(
     except OSError as error:
         raise ConfigError(f"file: {file} cannot be read: {error.strerror}") from None
     with connect(master) as store:
-        if not store.put(parse(key), value, replicas=replicas):
+        wishes = Wishes(replicas, pinned=pin, soft_pin_s=soft_pin)
+        if not store.put(parse(key), value, wishes=wishes):
             fail(f"{key} exists already; its bytes were kept", NOT_WELL)
+        if session:
+            store.use_session(session, [parse(key)])
         hosts = store.stat(parse(key)).hosts if replicas > 1 else 1
     if replicas > 1 and hosts < replicas:
         there = f"{hosts} of {replicas} copies are there"

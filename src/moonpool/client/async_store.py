@@ -259,6 +259,24 @@ class AsyncStore:
         """See ``Store.watch``. Does not wait for anything."""
         self.store.watch(keys, transfer, wait_s, answer)
 
+    # --- keeping ------------------------------------------------------------------------------
+
+    def pin(self, keys: Sequence[AnyKey], soft_s: float | None = None) -> Awaitable[Codes]:
+        """See ``Store.pin``."""
+        return self._run(self.store.pin, keys, soft_s)
+
+    def unpin(self, keys: Sequence[AnyKey]) -> Awaitable[Codes]:
+        """See ``Store.unpin``."""
+        return self._run(self.store.unpin, keys)
+
+    def use_session(self, session: str, keys: Sequence[AnyKey]) -> Awaitable[None]:
+        """See ``Store.use_session``."""
+        return self._run(self.store.use_session, session, keys)
+
+    def end_session(self, session: str) -> Awaitable[int]:
+        """See ``Store.end_session``."""
+        return self._run(self.store.end_session, session)
+
     # --- looking ------------------------------------------------------------------------------
 
     def stat(self, key: AnyKey) -> Awaitable[ObjectInfo]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
+from moonpool.client.keeping import Keeping
 from moonpool.client.naming import AnyKey, all_packed, packed, shown
 from moonpool.core.keys import DIGEST_BYTES, NAMESPACE_BYTES_MAX, key_of
 from moonpool.core.messages import (
@@ -39,12 +40,12 @@ from moonpool.errors import NotFoundError, error_for
 PAGE_OBJECTS = 1000
 
 
-class Lookups:
+class Lookups(Keeping):
     """The part of Store that asks the master only. Every method raises MasterUnreachableError, and
     InvalidKeyError for what is no key."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._disks = False
 
     def exists(self, key: AnyKey) -> bool:

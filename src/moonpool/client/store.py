@@ -33,6 +33,7 @@ from moonpool.errors import (
     NoSpaceError,
     NotFoundError,
     NotReadyError,
+    PinQuotaError,
     TransferError,
     ValueTooLargeError,
     error_for,
@@ -51,6 +52,7 @@ _EXISTS = AlreadyExistsError.code
 PUT_FAILURES = {
     NoSpaceError.code: "the pool has no room for it now, or no node at all",
     TransferError.code: "its bytes could not be moved to the node",
+    PinQuotaError.code: "as much is pinned for good as may be",
     InvalidWriteError.code: "it took too long, or its place was taken",
 }
 GET_FAILURES = {
@@ -198,8 +200,8 @@ class Store(Handing):
 
         parent: the key that this object continues; eviction takes it first. replicas: copies on
         as many hosts; those for which there is no host yet are made when one joins. wishes: more
-        of that kind; ``replicas`` does not count then. Raises InvalidKeyError,
-        InvalidArgumentError (empty value), ValueTooLargeError, NoSpaceError,
+        of that kind, such as a pin; ``replicas`` does not count then. Raises InvalidKeyError,
+        InvalidArgumentError (empty value), ValueTooLargeError, NoSpaceError, PinQuotaError,
         MasterUnreachableError, TransferError.
         """
         view = view_of(value)

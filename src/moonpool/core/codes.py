@@ -13,3 +13,4 @@ NOT_READY = errors.NotReadyError.code
 NOT_FOUND = errors.NotFoundError.code
 EXISTS = errors.AlreadyExistsError.code
 LEASED = errors.LeasedError.code
+PIN_QUOTA = errors.PinQuotaError.code

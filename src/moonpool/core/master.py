@@ -15,12 +15,14 @@ from moonpool.core import (
     feed,
     heating,
     nodes,
+    pins,
     promotion,
     puts,
     reads,
     removal,
     retiring,
     shelving,
+    visiting,
 )
 from moonpool.core import messages as m
 from moonpool.core.catching import catch_up
@@ -131,6 +133,10 @@ _VERBS: Final[dict[type[m.Message], _Verb]] = {
     m.Unshelve: shelving.unshelve,
     m.Prefetch: shelving.prefetch,
     m.Drain: draining.drain,
+    m.Pin: pins.pin,
+    m.Unpin: pins.unpin,
+    m.UseSession: visiting.use_session,
+    m.EndSession: visiting.end_session,
     m.WaitersGone: awaiting.gone,
     m.PeerGone: _peer_gone,
     m.Tick: _tick,

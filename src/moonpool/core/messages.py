@@ -585,6 +585,42 @@ class Awaited(Message, frozen=True):
     quiet_s: float = 0.0
 
 
+# --- what is to stay, and what may go first -----------------------------------------------------
+
+SESSION_CHARS_MAX = 128
+SESSION_KEYS_MAX = 1024
+
+
+class Pin(Message, frozen=True):
+    """Keep objects in memory. With ``soft_s`` 0 eviction never takes them; else only where nothing
+    else is left, for so many seconds, or below 0 as long as the master says. Answered by Codes:
+    -1020 is over the quota of what may be kept for good. Since version 4."""
+
+    keys: list[bytes]
+    soft_s: float = 0.0
+
+
+class Unpin(Message, frozen=True):
+    """End pins of either kind. Answered by Codes. Since version 4."""
+
+    keys: list[bytes]
+
+
+class UseSession(Message, frozen=True):
+    """A session uses the prefixes that end with these objects, which must be in memory to count.
+    Answered by Done. Since version 4."""
+
+    session: str
+    keys: list[bytes]
+
+
+class EndSession(Message, frozen=True):
+    """A session has ended: what no other one uses is evicted before all else. Answered by Matched:
+    how many objects. One that is not known is no error. Since version 4."""
+
+    session: str
+
+
 # --- remove, list, status ---------------------------------------------------------------------
 
 
@@ -812,6 +848,10 @@ Request = (
     | Unshelve
     | Prefetch
     | Drain
+    | Pin
+    | Unpin
+    | UseSession
+    | EndSession
 )
 """What a peer may send."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
-from moonpool.core import codes, copying, offload
+from moonpool.core import codes, copying, offload, pins
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
 from moonpool.core.copies import is_tagged
 from moonpool.core.index import Object
@@ -42,6 +42,7 @@ from moonpool.core.state import VALUE_SIZES, State
 
 _INVALID = Grant(codes.INVALID)
 _EXISTS = Grant(codes.EXISTS)
+_PIN_QUOTA = Grant(codes.PIN_QUOTA)
 
 
 def put_start(state: State, request: PutStart, peer: str) -> PutStarted | Failed:
@@ -88,6 +89,9 @@ class _Starter:
             if found is not None:
                 self.put_again(found)
             return _EXISTS
+        if self.request.pinned and not pins.fits(state, size):
+            state.counters["pins_refused"] += 1
+            return _PIN_QUOTA
         above = state.index.find(parent) if parent else None
         if above is not None:
             above.used = state.stamp()
@@ -151,6 +155,8 @@ class _Starter:
         for slot in slots:
             state.segments.by_handle[slot.segment].own(slot.offset, put)
         add_put(state, put)
+        if put.pinned:
+            state.pins.begin(generation, put.size)
         state.in_progress[put.key] = put
         state.put_queue.append(put)
         return Grant(codes.OK, generation, capacity, slots)

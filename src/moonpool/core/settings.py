@@ -30,6 +30,8 @@ class MasterConfig:
     soft_pin_s: float = 1800.0
     """How long a soft pin lasts whose put did not say."""
     soft_pin_s_max: float = 86_400.0
+    hard_pin_share: float = 0.5
+    """Share of the pool's bytes that may be pinned for good."""
     evict_soft_pinned: bool = True
     """Whether eviction may take soft-pinned objects where nothing else is left."""
     eviction: str = DEFAULT

@@ -20,8 +20,10 @@ from moonpool.core.index import Index, Object, placed
 from moonpool.core.lease import LeaseBook
 from moonpool.core.marks import Marks
 from moonpool.core.messages import DropSlots, Located, Push, Slot
+from moonpool.core.pinned import HardPins
 from moonpool.core.removed import Removed
 from moonpool.core.segments import Put, Segments
+from moonpool.core.sessions import Sessions
 from moonpool.core.settings import MasterConfig
 from moonpool.core.soft import SoftPins
 
@@ -52,6 +54,8 @@ class State:
         self.index = Index(Marks() if marks is None else marks, self.disks.objects)
         self.eviction = make_policy(config.eviction, self.segments.total_bytes)
         self.soft = SoftPins()
+        self.pins = HardPins()
+        self.sessions = Sessions()
         self.copies = Copies()
         self.feed = Feed()
         self.leases = LeaseBook(config.leases_per_peer_max, config.lease_objects_per_peer_max)
@@ -133,7 +137,9 @@ class State:
     def add_object(self, key: bytes, parent: bytes, where: Located, *, pinned: bool) -> Object:
         """Make an object readable."""
         stamp = self.stamp()
-        added = Object(-1, stamp, stamp, key, parent, placed(where), pinned)
+        added = Object(-1, stamp, stamp, key, parent, placed(where))
+        if pinned:
+            self.pins.add(added)
         self.index.add(added)
         for slot in where.slots:
             self.segments.by_handle[slot.segment].own(slot.offset, added)
@@ -183,6 +189,9 @@ class State:
         slots = removed.slots
         if removed.pinned:
             self.soft.forget(removed)
+            self.pins.forget(removed)
+        if self.sessions.users:
+            self.sessions.gone(removed)
         copies = self.copies
         if copies.thin or copies.spares or copies.parked or copies.hot:
             copies.forget(removed)
@@ -276,6 +285,8 @@ class State:
         """Forget a put. The places it still has are free: nobody writes there any more."""
         put.resolved = True
         del self.puts[put.generation]
+        if put.pinned:
+            self.pins.resolve(put.generation)
         if self.disks.promotions:
             self.disks.put_ended(put)
         if not put.discarded:

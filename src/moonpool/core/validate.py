@@ -19,6 +19,8 @@ def validate(state: State) -> None:
     leaving |= {each.generation for each in state.copies.parked}
     state.eviction.validate(objects, leaving)
     state.soft.validate(objects)
+    state.pins.validate(objects, state.puts)
+    state.sessions.validate()
     state.disks.validate((each.key for each in objects), state.puts)
     state.handoffs.validate()
     state.copies.validate()

@@ -171,6 +171,7 @@ def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
         hot_reads_per_s=config.hot_reads_per_s,
         hot_copies_max=config.hot_copies_max,
         soft_pin_s=config.soft_pin_s,
+        hard_pin_share=config.hard_pin_share,
         soft_pin_s_max=config.soft_pin_s_max,
         evict_soft_pinned=config.evict_soft_pinned,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moonpool.errors import VersionMismatchError
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 3
+PROTOCOL_MAX = 4
 PACKED_SINCE = 2
 """The version that brought AnnouncePacked."""
 AWAIT_SINCE = 2
@@ -14,6 +14,8 @@ DISKS_SINCE = 2
 """The version that brought MountDisk, Shelve, Unshelve and Prefetch."""
 ABANDON_SINCE = 3
 """The version that brought PutAbandon."""
+PINS_SINCE = 4
+"""The version that brought Pin, Unpin, UseSession and EndSession."""
 
 
 def negotiate(version_min: int, version_max: int) -> int:

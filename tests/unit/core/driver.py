@@ -27,7 +27,7 @@ class Driver:
     """Asks a MasterState, checks it after each step, and keeps what it pushed."""
 
     def __init__(self, epoch: int = 1, **config: Any) -> None:
-        self.master = MasterState(MasterConfig(**config), epoch)
+        self.master = MasterState(MasterConfig(**{"hard_pin_share": 1.0} | config), epoch)
         self.state = self.master.state
         self.now = 100.0
         self.pushes: list[tuple[str, m.Push]] = []

@@ -31,10 +31,10 @@ class LeafLru(Policy):
 
     def offer(self, offered: Object, objects: int) -> None:
         """Consider an object that may now be evictable: as in the base, in fewer steps."""
+        released = self.released
+        if released.stamps and released.takes(offered):
+            return
         if offered.rank < 0 and is_evictable_leaf(offered):
-            released = self.released
-            if released.stamps and released.takes(offered):
-                return
             self.enter(offered, objects)
 
     def offer_newest(self, added: list[Object], objects: int) -> None:

@@ -26,31 +26,30 @@ class Released:
                 self.ready[each] = None
 
     def takes(self, offered: Object) -> bool:
-        """Queue a released object that may be evicted now; False if it is an ordinary one."""
+        """Queue a released object that may go by itself; False if it is none, or may not now."""
         stamp = self.stamps.get(offered)
         if stamp is None:
             return False
         if stamp != offered.used:
-            del self.stamps[offered]
+            self.forget(offered)
             return False
-        if is_evictable_leaf(offered):
-            self.ready[offered] = None
+        if not is_evictable_leaf(offered):
+            return False
+        self.ready[offered] = None
         return True
 
     def pop(self, back: Callable[[Object], None]) -> Object | None:
-        """Take out one that may be evicted; ``back`` is called with those that were used since.
-        Whoever is not evicted then is offered again."""
+        """Take out one that may be evicted; ``back`` is called with those that were used since, or
+        may not go now. Whoever is not evicted then is offered again."""
         while self.ready:
             each, _ = self.ready.popitem(last=False)
-            if self.stamps[each] != each.used:
-                del self.stamps[each]
-                back(each)
-            elif is_evictable_leaf(each):
+            if self.stamps.get(each) == each.used and is_evictable_leaf(each):
                 return each
+            back(each)
         return None
 
     def forget(self, removed: Object) -> None:
-        """Forget an object that leaves the index."""
+        """Forget an object: it leaves the index, or is an ordinary one."""
         self.stamps.pop(removed, None)
         self.ready.pop(removed, None)
 
