@@ -10,6 +10,7 @@ import argparse
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -23,6 +24,14 @@ TASKS = 40
 FAILURES_MAX = 20
 
 
+class _Asked(Exception):
+    """The run is to end here."""
+
+
+def _ask(_number: int, _frame: object) -> None:
+    raise _Asked
+
+
 def main() -> int:
     """Return the exit status: 1 if a seed failed."""
     options = _options()
@@ -32,25 +41,34 @@ def main() -> int:
         print(*result.trace, sep="\n")  # noqa: T201
         print(_line(result))  # noqa: T201
         return 1 if result.error else 0
+    asked = False
+    signal.signal(signal.SIGTERM, _ask)
     started, done, failed = time.monotonic(), 0, 0
     count: Counter[str] = Counter()
     said = started
-    for result in _results(options.first, options.seeds, options.jobs, options.seconds):
-        done += 1
-        count += result.count
-        count["virtual seconds"] += round(result.virtual_s)
-        if result.error:
-            failed += 1
-            _say(f"FAILED {_line(result)}")
-            if failed >= FAILURES_MAX:
-                break
-        if time.monotonic() - said > options.report:
-            said = time.monotonic()
-            _say(f"{done} of {options.seeds} seeds, {done / (said - started):.1f} a second")
+    try:
+        for result in _results(options.first, options.seeds, options.jobs, options.seconds):
+            done += 1
+            count += result.count
+            count["virtual seconds"] += round(result.virtual_s)
+            if result.error:
+                failed += 1
+                _say(f"FAILED {_line(result)}")
+                if failed >= FAILURES_MAX:
+                    break
+            if time.monotonic() - said > options.report:
+                said = time.monotonic()
+                _say(f"{done} of {options.seeds} seeds, {done / (said - started):.1f} a second")
+    except _Asked:
+        asked = True
     took = time.monotonic() - started
     _say(f"{done} seeds from {options.first} in {took:.0f} s ({done / took:.1f} a second)")
     _say(", ".join(f"{name} {number:,}" for name, number in sorted(count.items())))
     _say(f"{failed} failed")
+    if asked:  # the pool would go on with what it has been given
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(1 if failed else 0)
     return 1 if failed else 0
 
 
@@ -78,9 +96,14 @@ def _results(first: int, count: int, jobs: int, seconds: float) -> Iterator[Resu
             yield from _batch(each)
         return
     context = multiprocessing.get_context("fork")
-    with context.Pool(jobs, _prepare, maxtasksperchild=TASKS) as pool:
+    with context.Pool(jobs, _begin, maxtasksperchild=TASKS) as pool:
         for batch in pool.imap(_batch, ranges):
             yield from batch
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _prepare()
 
 
 def _prepare() -> None:

@@ -48,6 +48,8 @@ class Shape:
     sizes: tuple[int, ...] = (60, 3000, 9000, 30_000, 70_000, 150_000, 260_000)
     pause: float = 0.02
     think_s: float = 0.15
+    copied: float = 0.15
+    """The share of puts that want two copies."""
     harm: int = -1
     """How many faults; negative: as drawn."""
     faults: tuple[str, ...] = ()

@@ -102,6 +102,18 @@ class History:
         if outcome in (TAKEN, FULL) and attempt.seen < NEVER:
             raise Violation(f"{attempt.key} #{attempt.number} was read and then not put: {outcome}")
 
+    def put_twice(self, attempt: Attempt, who: str) -> None:
+        """A put was done, with nothing amiss: nothing may have been there."""
+        before = self.due(attempt.key, attempt.invoked)
+        if before is not None:
+            raise Violation(f"{who} put {attempt.key} #{attempt.number} over #{before.number}")
+
+    def taken_by_nobody(self, attempt: Attempt, who: str) -> None:
+        """A put was refused because the key is taken: there must be one that may have it."""
+        others = (each for each in self.of(attempt.key).attempts if each is not attempt)
+        if all(each.outcome in (TAKEN, FULL) for each in others):
+            raise Violation(f"{who}: {attempt.key} #{attempt.number} was refused for nothing")
+
     def removed(self, key: str, invoked: float, now: float, until: float) -> None:
         """A removal was acknowledged."""
         self.of(key).removals.append(Removal(key, invoked, now, until))

@@ -105,7 +105,7 @@ class Client:
         key = self.key()
         attempt = self.sim.history.put(key, self.size(), self.sim.hub.now)
         parent = f"k{int(key[1:]) - 1}" if key != "k0" and self.rng.random() < 0.5 else None
-        replicas = 2 if self.rng.random() < 0.15 else 1
+        replicas = 2 if self.rng.random() < self.sim.shape.copied else 1
         packed = self.sim.packed
         with self.bounded(f"put {key} #{attempt.number} {attempt.size}") as call:
             try:
@@ -148,6 +148,10 @@ class Client:
         self.sim.count[f"put {outcome}"] += 1
         if outcome == UNKNOWN:
             call.failed(f"{code} {error!r}")
+        elif outcome == TAKEN:
+            self.sim.history.taken_by_nobody(attempt, self.process.name)
+        elif outcome == OK and call.settle():
+            self.sim.history.put_twice(attempt, self.process.name)
 
     def get(self) -> None:
         self.get_key(self.key())
