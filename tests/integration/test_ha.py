@@ -19,7 +19,7 @@ from moonpool.protocol.codec import encode
 from moonpool.protocol.versions import PROTOCOL_MAX, PROTOCOL_MIN
 from tests.integration.etcd import Etcd, needs_etcd
 from tests.integration.processes import Master, Node, eventually, freeze
-from tests.integration.trio import FAILOVER_S, Load, Trio, check_kept, thaw, trio
+from tests.integration.trio import FAILOVER_S, Load, Trio, check_kept, epoch_of, thaw, trio
 
 pytestmark = [needs_etcd, pytest.mark.timeout(180)]
 
@@ -164,12 +164,6 @@ def test_who_is_told_one_master_that_stands_by_follows(pool: Trio, tmp_path: Pat
             assert told_one.get("d") == b"1" * 5000
             pool.restore()
             pool.nodes.remove(node)
-
-
-def epoch_of(store: Store) -> int:
-    with contextlib.suppress(MoonpoolError):
-        return store.status().epoch
-    return 0
 
 
 def test_all_masters_and_etcd_are_killed_and_come_back(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from moonpool import MoonpoolError, Store
+from moonpool import Store
 from moonpool.config_ha import parse_store
 from moonpool.ha.backend import BackendError
 from moonpool.ha.look import look_in
 from tests.integration.certificates import Authority, needs_openssl
 from tests.integration.etcd import Etcd, needs_etcd
 from tests.integration.processes import Master, Node, eventually, ready_segments
-from tests.integration.trio import FAILOVER_S
+from tests.integration.trio import FAILOVER_S, epoch_of
 
 pytestmark = [needs_etcd, needs_openssl, pytest.mark.timeout(180)]
 
@@ -70,12 +70,6 @@ def test_masters_elect_and_others_follow(
         eventually("all is there", lambda: ready_segments(store) == 1, FAILOVER_S)
         assert store.get("a") == b"1" * 5000
         assert not any("of the pool" in each.text() for each in masters)
-
-
-def epoch_of(store: Store) -> int:
-    with contextlib.suppress(MoonpoolError):
-        return store.status().epoch
-    return 0
 
 
 def test_a_token_that_is_not_known_any_more_is_replaced(

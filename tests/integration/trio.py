@@ -140,6 +140,13 @@ class Trio:
         assert not any("Traceback" in each.text() for each in [*self.masters, *self.nodes])
 
 
+def epoch_of(store: Store) -> int:
+    """Return the leader's epoch; 0 if none answers."""
+    with contextlib.suppress(MoonpoolError):
+        return store.status().epoch
+    return 0
+
+
 def check_kept(store: Store, keys: list[str]) -> None:
     """Assert that every object that was acknowledged is there, byte for byte."""
     assert keys
@@ -185,4 +192,14 @@ def thaw(master: Master) -> None:
     master.process.send_signal(signal.SIGCONT)
 
 
-__all__ = ["FAILOVER_S", "Load", "Trio", "check_kept", "freeze", "thaw", "trio", "value_of"]
+__all__ = [
+    "FAILOVER_S",
+    "Load",
+    "Trio",
+    "check_kept",
+    "epoch_of",
+    "freeze",
+    "thaw",
+    "trio",
+    "value_of",
+]

@@ -20,10 +20,10 @@ _MISSING = 404
 class LeaseBackend:
     """A Backend. base: the API server's URL; account: the folder of its token and authority."""
 
-    def __init__(self, store: ElectionStore, base: str, account: Path = wire.ACCOUNT) -> None:
+    def __init__(self, store: ElectionStore, base: str, account: Path | None = None) -> None:
         self._store = store
         self._url = base + wire.leases_path(store)
-        self._account = account
+        self._account = account or wire.account()
         self._known: Any = None
         self._session: aiohttp.ClientSession | None = None
 

@@ -19,7 +19,7 @@ from moonpool.errors import ConfigError
 from moonpool.ha.backend import BackendError, pack, unpack
 from moonpool.ha.election import Record, Seen
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ANNOTATION = "moonpool.io/leader"
 ANSWER_BYTES_MAX = 1 << 20
 TRANSITIONS_MAX = (1 << 31) - 1
@@ -32,6 +32,11 @@ def base_url() -> str:
         raise ConfigError("ha: kubernetes:// works inside of a cluster only")
     port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def account() -> Path:
+    """Return the folder of this process' token and of the authority that it trusts."""
+    return Path(os.environ.get("KUBERNETES_SERVICE_ACCOUNT_DIR") or _ACCOUNT)
 
 
 def leases_path(store: ElectionStore) -> str:

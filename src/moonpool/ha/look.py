@@ -29,9 +29,10 @@ def look_in(store: ElectionStore, timeout_s: float) -> Record | None:
 
 
 def look_at_lease(
-    store: ElectionStore, base: str, timeout_s: float, account: Path = lease_wire.ACCOUNT
+    store: ElectionStore, base: str, timeout_s: float, account: Path | None = None
 ) -> Record | None:
     """Return the record in a Lease."""
+    account = account or lease_wire.account()
     url = f"{base}{lease_wire.leases_path(store)}/{store.name}"
     request = urllib.request.Request(url, headers=lease_wire.headers(account))
     context = lease_wire.trusted(account) if url.startswith("https:") else None
