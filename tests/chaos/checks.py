@@ -19,8 +19,10 @@ from tests.chaos.plan import Fault
 T = TypeVar("T")
 HANG_S = 20.0
 """A call's deadlines are 2 s; the machine may be busy with other things."""
+START_S = 180.0
 SETTLE_S = 60.0
-"""When all faults have ended, after so long all that was promised has to be a hit again."""
+"""When all faults have ended and what was started is up, after so long all that was promised has
+to be a hit again."""
 MIB = 1 << 20
 
 
@@ -93,7 +95,9 @@ class Promises:
 
     def settle(self, what: str, may_miss: Callable[[list[bytes]], bool]) -> float | None:
         """Wait until the pool is whole and all promises hold; note what is lost. Return after how
-        many seconds, None if not."""
+        many seconds, None if not. What the machine takes to start processes does not count."""
+        if until(self._cluster.up, START_S) is None:
+            self.faults.append(f"{what}: processes are not up after {START_S:.0f} s")
 
         def whole() -> bool:
             status = self._store.status()
@@ -167,11 +171,11 @@ class Promises:
         """Remove conversations that their client wanted to remove and could not."""
         last = {c.number: c.tally.last(0) for c in self._cluster.clients}
         stale = []
-        for info in self._store.list(namespace=SPACE):
+        for info in asked(lambda: [*self._store.list(namespace=SPACE)]):
             name = split(info.key)[1]
             if int(name[4:12]) <= last[int(name[:4])] - TALKS - 1:
                 stale.append(info.key)
-        self._store.remove_batch(stale, force=True)
+        asked(lambda: self._store.remove_batch(stale, force=True))
 
 
 def damage(cluster: Cluster, promises: Promises, faults: Faults, fault: Fault) -> float | None:

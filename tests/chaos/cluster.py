@@ -80,6 +80,7 @@ class Cluster:
         self.hosts = hosts
         self.round = round_
         self.down: set[object] = set()
+        self._said: dict[object, int] = {}
         self._stack = contextlib.ExitStack()
         several = round_.masters > 1
         self.etcd = Etcd(folder, hosts.address(hosts.count)) if several else None
@@ -182,7 +183,17 @@ class Cluster:
         for each in some:
             if each in self.down:
                 self.down.discard(each)
+                self._said[each] = len(each.log.read_bytes())
                 each.spawn()
+
+    def up(self) -> bool:
+        """Tell whether masters and nodes that were started have got so far that they serve."""
+        return all(
+            b"listens on" in new or b"serves at" in new
+            for each in (*self.masters, *self.nodes)
+            if each in self._said and each not in self.down
+            for new in [each.log.read_bytes()[self._said[each] :]]
+        )
 
     def segment_dir(self, node: int) -> Path:
         """Return where this side finds a node's segments."""

@@ -67,6 +67,7 @@ class Chaos:
     def round(self, round_: Round, until: float = float("inf")) -> None:
         """Run one round."""
         self._say("\n".join(round_.lines()))
+        before = {kind: len(texts) for kind, texts in self.report.found.items()}
         folder = self._folder / f"round-{round_.number}"
         folder.mkdir(parents=True)
         with Hosts(HOSTS) as hosts, Cluster(folder, hosts, round_) as cluster:
@@ -75,6 +76,9 @@ class Chaos:
             self.report.rounds += 1
             self.report.seconds = time.monotonic() - self._began
         self._say(f"round {round_.number} ended: {json.dumps(self.report.as_json()['found'])}")
+        for kind, texts in self.report.found.items():
+            for text in texts[before.get(kind, 0) :]:
+                self._say(f"  {kind}: {text}")
 
 
 class _Round:
