@@ -36,10 +36,14 @@ def main() -> None:
         sys.exit(WHY_NOT_REAL)
     made = calls(SEED, COUNT)
     with tempfile.TemporaryDirectory() as folder, mooncake_bed(Path(folder), 600_000) as bed:
+        names = bed.run("plain.names")
         found = [each for i in range(0, COUNT, 100) for each in outcomes(bed, made[i : i + 100])]
     lines = ",\n".join(json.dumps(each) for each in made)
     told = ",\n".join(json.dumps(each) for each in found)
-    RECORDED.write_text(f'{{"calls": [\n{lines}\n],\n"outcomes": [\n{told}\n]}}\n')
+    said = json.dumps(names)
+    RECORDED.write_text(
+        f'{{"calls": [\n{lines}\n],\n"outcomes": [\n{told}\n],\n"names": {said}}}\n'
+    )
     print(f"{COUNT} calls, {found.count(CRASH)} of them ended the process")  # noqa: T201
 
 

@@ -49,6 +49,14 @@ def test_as_mooncake_was_recorded(ours: Bed, first: int) -> None:
     compared(ours.run("random_calls.outcomes", calls=some), wanted, some)
 
 
+def test_every_name_of_mooncake_is_there(ours: Bed) -> None:
+    found = ours.run("plain.names")
+    for name, members in recorded()["names"].items():
+        assert name in found, name
+        missing = set(members) - set(found[name])
+        assert not missing, f"{name}: {sorted(missing)}"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_outside_of_registered_memory_is_touched(ours: Bed, seed: int) -> None:
     ours.run("random_calls.wild_pointers", seed=seed)

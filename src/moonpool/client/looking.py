@@ -91,6 +91,10 @@ class Looking:
         reply = expect(Got, self._channel.call(Get([*keys], lease, ttl_s)))
         return [*as_many(reply.objects, len(keys))]
 
+    def is_registered(self, address: int, nbytes: int) -> bool:
+        """Tell whether one range of memory lies in the store's registered memory."""
+        return self._registry.covers(address, nbytes)
+
     def registered(self, addresses: U64, lengths: U64) -> npt.NDArray[np.bool_]:
         """Tell for each range of memory whether it lies in the store's registered memory."""
         return self._registry.inside(addresses, lengths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -171,6 +172,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranges = _NOTHING
+        self._list: tuple[_Ranges, list[int], list[int]] = (_NOTHING, [], [])
 
     def __len__(self) -> int:
         return len(self._ranges.owners)
@@ -213,6 +215,15 @@ class Registry:
                 np.delete(old.writable, found),
                 (*old.owners[:found], *old.owners[found + 1 :]),
             )
+
+    def covers(self, address: int, nbytes: int) -> bool:
+        """Tell whether one range of memory lies in a registered one."""
+        if self._list[0] is not self._ranges:
+            ranges = self._ranges
+            self._list = ranges, ranges.starts.tolist(), ranges.nbytes.tolist()
+        _, starts, sizes = self._list
+        at = bisect_right(starts, address) - 1
+        return at >= 0 and address - starts[at] + nbytes <= sizes[at]
 
     def inside(self, addresses: U64, lengths: U64) -> npt.NDArray[np.bool_]:
         """Tell for each piece of memory whether it lies in a registered range."""

@@ -42,7 +42,12 @@ class BufferLease:
         self._pool = pool
         self._region = region
         self._view: memoryview | None = None
-        self.size = nbytes
+        self._size = nbytes
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes, also once it is released."""
+        return self._size
 
     @property
     def ptr(self) -> int:
@@ -57,7 +62,7 @@ class BufferLease:
         if self._region is None:
             raise BufferError("buffer lease is closed")
         if self._view is None:
-            self._view = memoryview(self._region).cast("B")[: self.size]
+            self._view = memoryview(self._region).cast("B")[: self._size]
         return self._view
 
     def release(self) -> None:

@@ -22,14 +22,14 @@ class Descriptor:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MemoryDescriptor:
     """A replica in memory."""
 
     buffer_descriptor: Descriptor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DiskDescriptor:
     """A replica on a disk."""
 

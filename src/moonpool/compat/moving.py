@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moonpool.client.memory import ADDRESS_MAX
 from moonpool.compat.base import wishes_of
 from moonpool.compat.casting import Ragged
 from moonpool.compat.codes import INVALID, NOT_FOUND, OK, TRANSFER, code_of, put_code
@@ -146,10 +145,7 @@ def view_at(address: int, nbytes: int) -> memoryview:
 
 def is_usable(connected: Connected, address: int, nbytes: int) -> bool:
     """Tell whether a range lies in registered memory."""
-    if not 0 < address <= ADDRESS_MAX - nbytes:
-        return False
-    place = np.array([address], np.uint64), np.array([nbytes], np.uint64)
-    return bool(connected.store.looking.registered(*place)[0])
+    return connected.store.looking.is_registered(address, nbytes)
 
 
 def put_one(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from moonpool.compat.casting import Caster, CastError, items_of, refusal
 
@@ -17,30 +17,34 @@ class Record:
     CASTS: ClassVar[dict[str, Caster]] = {}
 
     def __init__(self) -> None:
-        object.__setattr__(self, "_fields", self.defaults())
+        self._fields = self.defaults()
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Return the fields of a new object."""
         raise NotImplementedError
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self._fields:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = self._fields[name]
+    def __init_subclass__(cls) -> None:
+        for name, cast in cls.CASTS.items():
+            setattr(cls, name, _field(name, cast))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def _field(name: str, cast: Caster) -> property:
+    def get(record: Record) -> Any:
+        value = record._fields[name]
         return list(value) if type(value) is list else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        cast = self.CASTS.get(name)
-        if cast is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def put(record: Record, value: Any) -> None:
         try:
-            self._fields[name] = cast(value)
+            record._fields[name] = cast(value)
         except CastError:
             raise TypeError(refusal(name, ())) from None
 
-    def __dir__(self) -> list[str]:
-        return [*object.__dir__(self), *self._fields]
+    return property(get, put)
 
 
 def instance_of(kind: type) -> Caster:

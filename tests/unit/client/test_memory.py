@@ -175,3 +175,18 @@ def test_registering_from_many_threads_loses_nothing() -> None:
     for thread in threads:
         thread.join()
     assert len(registry) == 400
+
+
+def test_what_lies_in_registered_memory_is_told_for_one_range_and_for_many() -> None:
+    registry = Registry()
+    ranges = [(0, 1), (99, 2), (100, 0), (100, 50), (149, 1), (150, 1), (100, 51), (220, 5)]
+    assert not any(registry.covers(*each) for each in ranges)
+    registry.add(100, 50)
+    registry.add(200, 20)
+    wanted = [False, False, True, True, True, False, False, False]
+    assert [registry.covers(*each) for each in ranges] == wanted
+    addresses, lengths = np.array(ranges, np.uint64).T
+    assert registry.inside(addresses, lengths).tolist() == wanted
+    registry.remove(100)
+    assert not registry.covers(100, 50)
+    assert registry.covers(200, 20)
