@@ -33,12 +33,14 @@ def test_a_pool_keeps_its_promises(seed: int) -> None:
     assert result.count["calls"] > 0
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
 def test_a_fault_in_the_product_is_found(mutation: Mutation) -> None:
     with mutated(mutation):
         assert any(simulate(seed, mutation.shape).error for seed in range(mutation.seeds))
 
 
+@pytest.mark.timeout(600)
 def test_a_seed_replays_exactly_in_another_process() -> None:
     lines = []
     for order in ("0", "1"):
