@@ -14,6 +14,7 @@ import types
 from typing import Any
 
 SEGMENT_BYTES = 64 << 20
+PAGE = 16
 
 
 def lmcache(master: str, *, with_metadata: bool) -> None:
@@ -115,6 +116,50 @@ def sglang(master: str) -> None:
     store.store.close()
 
 
+def sglang_pool(master: str, *, client: str = "") -> None:
+    """The same with SGLang's own host pools, in memory of Mooncake's allocator: what one store has
+    written another reads. client: a mooncake_client whose dummies the stores are then."""
+    _without_torchvision()
+    import torch
+    from sglang.srt.mem_cache.storage.mooncake_store import test_mooncake_store as theirs
+    from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
+
+    config = theirs.make_hicache_storage_config(is_mla_model=False, tp_rank=0, tp_size=1)
+    config.extra_config = {"master_server_address": master, "protocol": "tcp"}
+    config.extra_config |= {"metadata_server": "P2PHANDSHAKE", "local_hostname": "127.0.0.1"}
+    config.extra_config["global_segment_size"] = SEGMENT_BYTES
+    if client:
+        config.extra_config |= {"standalone_storage": True, "client_server_address": client}
+    pools = [_host_pool(), _host_pool()]
+    stores = [MooncakeStore(config, pool) for pool in pools]
+    for store, pool in zip(stores, pools, strict=True):
+        store.register_mem_pool_host(pool)
+    pools[0].kv_buffer.copy_(torch.randn(pools[0].kv_buffer.shape))
+    keys = theirs.generate_batch_query_keys(4)
+    assert all(stores[0].batch_set_v1(keys, torch.arange(4 * PAGE)))
+    assert stores[1].batch_exists([*keys, "none"]) == 4
+    assert all(stores[1].batch_get_v1(keys, torch.arange(2 * PAGE, 6 * PAGE)))
+    written, read = pools[0].kv_buffer[:, : 4 * PAGE], pools[1].kv_buffer[:, 2 * PAGE : 6 * PAGE]
+    assert torch.equal(written, read)
+    for store in stores:
+        store.store.close()
+
+
+def _host_pool() -> Any:
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    device = MHATokenToKVPool(64, PAGE, torch.float32, 2, 8, 2, "cpu", enable_memory_saver=False)
+    return MHATokenToKVPoolHost(
+        device._mha_buffer_info(),
+        *(2.0, 0, PAGE, "page_first", False, "cpu", "mooncake"),
+        device_capacity_tokens=64,
+        start_layer=0,
+        end_layer=2,
+    )
+
+
 def _without_torchvision() -> None:
     """SGLang imports torchvision and uses nothing of it here."""
     from transformers import AutoProcessor  # noqa: F401 - looks for torchvision itself
@@ -142,6 +187,8 @@ PROGRAMS = {
     "lmcache": lambda master: lmcache(master, with_metadata=False),
     "lmcache-metadata": lambda master: lmcache(master, with_metadata=True),
     "sglang": sglang,
+    "sglang-pool": sglang_pool,
+    "sglang-dummy": lambda master: sglang_pool(master, client=os.environ["TEST_CLIENT"]),
 }
 
 if __name__ == "__main__":
