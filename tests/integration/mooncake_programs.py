@@ -11,6 +11,7 @@ import importlib.machinery
 import os
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 SEGMENT_BYTES = 64 << 20
@@ -150,8 +151,11 @@ def _host_pool() -> Any:
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
-    device = MHATokenToKVPool(64, PAGE, torch.float32, 2, 8, 2, "cpu", enable_memory_saver=False)
-    return MHATokenToKVPoolHost(
+    device: Any = MHATokenToKVPool(
+        64, PAGE, torch.float32, 2, 8, 2, "cpu", enable_memory_saver=False
+    )
+    kind: Any = MHATokenToKVPoolHost
+    return kind(
         device._mha_buffer_info(),
         *(2.0, 0, PAGE, "page_first", False, "cpu", "mooncake"),
         device_capacity_tokens=64,
@@ -183,7 +187,7 @@ def _without_torchvision() -> None:
             sys.modules[module.__name__] = module
 
 
-PROGRAMS = {
+PROGRAMS: dict[str, Callable[[str], None]] = {
     "lmcache": lambda master: lmcache(master, with_metadata=False),
     "lmcache-metadata": lambda master: lmcache(master, with_metadata=True),
     "sglang": sglang,
