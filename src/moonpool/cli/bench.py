@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moonpool.cli import bench_eviction, bench_routing, bench_ssd, bench_xypd
+from moonpool.cli import bench_eviction, bench_restart, bench_routing, bench_ssd, bench_xypd
 from moonpool.cli.output import NOT_WELL, reports_errors
 from moonpool.cli.router import RouterCommand
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     group.command("xypd", cls=RouterCommand)(bench_xypd.xypd)
     group.command("ssd")(bench_ssd.ssd)
     group.command("tiers")(bench_ssd.tiers)
+    group.command("restart")(bench_restart.restart)
     group.command("eviction")(bench_eviction.eviction)
     app.add_typer(group, name="bench")
 
