@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from moonpool import config
 from moonpool.client.store import Store
 from moonpool.compat.casting import U64_MAX
 from moonpool.compat.keys import DEFAULT_TENANT, KeySpace
@@ -84,7 +84,7 @@ class Connected:
         self.store.close()
 
 
-def connect(setup: Setup, transports: Sequence[str] = ("shm", "tcp")) -> Connected:
+def connect(setup: Setup) -> Connected:
     """Connect and lend what is to be lent. Raises MoonpoolError."""
     name = pick_name(setup.local_hostname)
     patience = float(os.environ.get("MOONPOOL_CLIENT_PUT_TIMEOUT_S", "") or PUT_TIMEOUT_S)
@@ -93,7 +93,8 @@ def connect(setup: Setup, transports: Sequence[str] = ("shm", "tcp")) -> Connect
     store = Store.connect(
         setup.master_server_addr,
         name="mooncake-api",
-        transports=transports,
+        engine="moonpool",
+        transports=config.load(config.ClientConfig).transports,
         put_timeout_s=patience,
     )
     try:
