@@ -17,6 +17,7 @@ MODULES = (
     "memory",
     "tensors",
     "engram",
+    "beside",
 )
 
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from moonpool.transport.layout import Geometry
 START_S = 60.0
 STOP_S = 15.0
 POLL_S = 0.01
+PARENT_S = 1.0
 PORT_MIN, PORT_MAX = 12_300, 14_300
 TRIES = 20
 SMALL = 256 << 20
@@ -140,14 +142,16 @@ def main(settings: str) -> None:
     from moonpool.node.daemon import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     run(load(NodeConfig, flags=json.loads(settings)))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
+    """Wait until the pipe is closed, or the parent is gone and only its forks still hold it."""
     with contextlib.suppress(OSError):
-        while os.read(0, 4096):
-            pass
+        while os.getppid() == parent:
+            if select.select([0], [], [], PARENT_S)[0] and not os.read(0, 4096):
+                break
     os.kill(os.getpid(), signal.SIGTERM)
 
 

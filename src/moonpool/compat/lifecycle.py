@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -95,4 +96,5 @@ class Lifecycle(Base):
     def __del__(self) -> None:
         connected = getattr(self, "_connected", None)
         if connected is not None:
-            connected.close()
+            with contextlib.suppress(Exception):  # the interpreter may be ending
+                connected.close()

@@ -20,6 +20,7 @@ MODULES = (
     "memory",
     "tensors",
     "engram",
+    "beside",
     "leases",
     "random_calls",
     "plain",
