@@ -24,8 +24,10 @@ def catch_up(state: State, count: int = STEP_OBJECTS) -> bool:
     """Make up to so many objects, unless more are still being told; tell whether some are left."""
     backlog = state.backlog
     quiet = state.now - backlog.told >= QUIET_S or state.now - backlog.since >= LATE_S
-    if backlog and quiet:
-        state.make(backlog.oldest(count))
+    while backlog and quiet and count > 0:
+        batch, rows = backlog.oldest(count)
+        state.make((batch, rows))
+        count -= len(rows)
     return bool(backlog)
 
 
