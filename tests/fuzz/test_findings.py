@@ -18,7 +18,12 @@ from moonpool.compat.codes import INVALID
 from moonpool.compat.commands import master
 from moonpool.config_ha import parse_store
 from moonpool.core import messages as m
-from moonpool.errors import BufferTooSmallError, ConfigError, InvalidArgumentError
+from moonpool.errors import (
+    BufferTooSmallError,
+    ConfigError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from moonpool.ha import etcd_wire, lease_wire
 from moonpool.ha.backend import BackendError, unpack
 from moonpool.ha.election import Record
@@ -39,10 +44,13 @@ class Said(LocalChannel):
     """A pool whose master says something else than it has, once something is ``told``."""
 
     told: m.Reply | None = None
+    segments: m.Segments | None = None
 
     def ask(self, request: m.Request, timeout_s: float | None = None) -> tuple[m.Reply, int]:
         """Return what it says instead for a Get or a PutStart."""
         reply, epoch = super().ask(request, timeout_s)
+        if self.segments is not None and isinstance(request, m.GetSegments):
+            return self.segments, epoch
         if self.told is not None and isinstance(request, m.Get | m.PutStart):
             return self.told, epoch
         return reply, epoch
@@ -127,6 +135,18 @@ def test_a_size_that_no_segment_holds_costs_no_memory(said: tuple[Said, Store], 
         assert size < 0
     channel.told = None
     assert store.get("key") == b"value"
+
+
+@pytest.mark.parametrize("data_bytes", [-1, -(2**63)])
+def test_segments_of_less_than_no_bytes_hold_nothing(
+    said: tuple[Said, Store], data_bytes: int
+) -> None:
+    channel, store = said
+    channel.segments = m.Segments([m.SegmentInfo("s", "n", "", "", "", data_bytes, 1, 1)])
+    store._reach._largest = 0  # as before the first transfer
+    assert store.get_batch(["key"]) == [None]
+    with pytest.raises(NotFoundError):
+        store.get("key")
 
 
 def test_a_code_of_more_than_32_bits_is_no_code(said: tuple[Said, Store]) -> None:

@@ -144,7 +144,7 @@ class Reach:
             raise ProtocolError(f"the master answered GetSegments with {type(reply).__name__}")
         self._segments = {(epoch, info.handle): info for info in reply.segments}
         self._refresh_at = now + REFRESH_S
-        self._largest = max((info.data_bytes for info in reply.segments), default=0)
+        self._largest = max([0, *(info.data_bytes for info in reply.segments)])
         hosts = {info.host: info.path for info in reply.segments}
         self.near_host = next((h for h, path in hosts.items() if shares_memory(h, path)), "")
         self._failed = {key: until for key, until in self._failed.items() if until > now}
