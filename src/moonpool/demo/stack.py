@@ -8,7 +8,7 @@ import functools
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,23 @@ class Stack:
         """Raise StartError when a process of the stack has ended by itself."""
         self._supervisor.check()
 
-    async def start_pool(self, pool_bytes: int, segments: Path) -> Pool:
-        """Start a master and a node that gives ``pool_bytes`` to the pool."""
+    async def start_pool(
+        self, pool_bytes: int, segments: Path, disk: Mapping[str, Any] | None = None
+    ) -> Pool:
+        """Start a master and a node that gives ``pool_bytes`` to the pool. disk: the node's keys
+        for its disk, if it is to have one."""
         base = {"host": "127.0.0.1", "port": 0}
         ready = await self._start_service("master", {**base, "http_port": 0})
         address = f"127.0.0.1:{ready['port']}"
         await self._start_service(
             "node",
-            {**base, "master": address, "size": pool_bytes, "segment_dir": str(segments)},
+            {
+                **base,
+                "master": address,
+                "size": pool_bytes,
+                "segment_dir": str(segments),
+                **(disk or {}),
+            },
         )
         http_url = f"http://127.0.0.1:{ready['http_port']}"
         return Pool(address, http_url, tuple(self._supervisor.children[-2:]))

@@ -60,7 +60,7 @@ async def _start(
     )
 
     say("starting master and node")
-    pool = await stack.start_pool(config.pool_size, segments)
+    pool = await stack.start_pool(config.pool_size, segments, config.disk())
     count, about = config.replicas, f"{config.replicas} vLLM replicas"
     if config.prefill:
         count = config.prefill + config.decode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,20 @@ class UpConfig(RoleConfig):
     decode: int = _key(0, v.number(0, 64), "and how many that decode what those prefill")
     model: str = _key("", v.text, "a model's directory; empty: a small random one, made here")
     pool_size: int = _key(1 << 30, v.size, "memory given to the pool")
+    ssd: str = _key(
+        "", v.text, "a directory on an SSD for a second tier of the pool, DIR or DIR:SIZE"
+    )
     engine_kv_size: int = _key(512 << 20, v.size, "memory for KV of each replica")
     context_tokens: int = _key(8192, v.number(64, 1 << 20), "longest prompt and answer together")
     sequences: int = _key(8, v.number(1, 1024), "requests that a replica answers at a time")
+
+    def disk(self) -> dict[str, Any]:
+        """Return the node's keys for its disk; none if it has none."""
+        directory, colon, size = self.ssd.rpartition(":")
+        if colon and directory:
+            with contextlib.suppress(ValueError):
+                return {"ssd": directory, "ssd_size": v.parse_size(size)}
+        return {"ssd": self.ssd} if self.ssd else {}
 
     def checked(self) -> None:
         """Raise ConfigError for a model that is not there, and for half a split."""
