@@ -24,6 +24,7 @@ MODULES = (
     "leases",
     "random_calls",
     "plain",
+    "speed",
 )
 CASES: dict[str, Callable[..., Any]] = {}
 
