@@ -204,3 +204,29 @@ def test_who_is_killed_in_the_middle_of_a_copy_loses_nothing_else(
             return not status.copying and not any(s.used_bytes for s in status.segments)
 
         eventually("no space is lost", is_clean, LONG_S)
+
+
+def test_what_only_the_disk_of_a_node_has_goes_with_the_rest(tmp_path: Path) -> None:
+    some = {key: random.Random(key).randbytes(120_000) for key in KEYS[:120]}
+    disk: dict[str, object] = {"ssd": tmp_path / "ssd", "ssd_size": "256MB"}
+    with (
+        Master(tmp_path, watermark_high=0.7, watermark_low=0.5) as master,
+        Node(tmp_path, master, "n0", size="8MB", **disk) as node,
+        Store.connect(master.address, name="operator") as store,
+    ):
+        for key in some:  # no faster than memory is emptied onto the disk
+            assert store.put(key, some[key])
+            eventually(
+                "there is room", lambda: store.status().segments[0].used_bytes < 6 << 20, LONG_S
+            )
+        assert store.status().disk_only > 40
+        assert all(store.exists_batch([*some])), store.status().counters
+        with Node(tmp_path, master, "n1", size="96MB"):
+            eventually("both are ready", lambda: ready_segments(store) == 2)
+            done = moonpool(master, "node", "drain", "n0", "--wait")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "on its disk only" not in done.stdout
+            before = store.status().counters
+            assert before.get("evicted_unsaved", 0) == 0, before
+            assert node.end(signal.SIGTERM) == 0
+            assert store.get_batch([*some]) == list(some.values())

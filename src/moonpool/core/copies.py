@@ -78,7 +78,9 @@ class Drain(msgspec.Struct, eq=False):
     """The drain of a node: since when, and how far its present pass over the node's objects is.
 
     ``segment`` and ``slab`` are where the pass goes on, ``rests_until`` when the next begins;
-    ``stuck`` counts the objects of the last whole pass that have no room elsewhere.
+    ``stuck`` counts the objects of the last whole pass that have no room elsewhere; ``shelved`` are
+    keys on its disk that are to be looked at, of as many as were ``found`` there after so many
+    ``tries``; ``disk_done`` is set when no more can go.
     """
 
     node: str
@@ -88,6 +90,10 @@ class Drain(msgspec.Struct, eq=False):
     met: int = 0
     stuck: int = 0
     rests_until: float = 0.0
+    shelved: list[bytes] = []
+    found: int = -1
+    tries: int = 0
+    disk_done: bool = False
 
 
 class Copies:

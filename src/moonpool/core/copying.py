@@ -10,6 +10,7 @@ from __future__ import annotations
 from moonpool.core import codes, offload
 from moonpool.core.checks import space_needed
 from moonpool.core.copies import DRAIN, REPAIR, Copy, is_spare, wanted_of
+from moonpool.core.draining_disks import is_backed, moved
 from moonpool.core.index import Object
 from moonpool.core.messages import CopyItem, Slot
 from moonpool.core.pending import add_put, give_up
@@ -92,7 +93,7 @@ def _place(
         slot = segment.take(needed)
         if slot is not None:
             return segment, slot
-    if spare or not state.disks.by_handle:
+    if spare or not is_backed(state):
         return None
     return make_room(state, targets, needed, spare=True)
 
@@ -181,10 +182,11 @@ def ended(state: State, put: Put, checksum: int) -> int:
     state.counters[f"{copy.why}_copies"] += 1
     state.counters[f"{copy.why}_copy_bytes"] += copy.nbytes
     note(state, each)
+    if copy.why == DRAIN:
+        moved(state, each)
+        retire_drained(state, each)
     if state.disks.by_handle and each.key not in state.disks.objects:
         offload.was_put(state, each)
-    if copy.why == DRAIN:
-        retire_drained(state, each)
     return codes.OK
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from moonpool.core import codes
 from moonpool.core.copies import DRAIN, Drain, wanted_of
 from moonpool.core.copying import BUSY, NO_ROOM, STARTED, begin
+from moonpool.core.draining_disks import bring, disk_of
 from moonpool.core.index import Object
 from moonpool.core.messages import Done, DrainStatus, Failed, SetDraining
 from moonpool.core.messages import Drain as DrainRequest
@@ -91,6 +92,8 @@ def _pass(state: State, each: Drain) -> None:
         each.segment, each.slab = handle + 1, 0
     each.stuck, each.met, each.segment, each.slab = each.met, 0, 0, 0
     each.rests_until = state.now + REST_S
+    if not each.stuck and bring(state, each):
+        each.rests_until = state.now
 
 
 def _move_all(state: State, segment: Segment, owners: list[object]) -> int | None:
@@ -114,7 +117,7 @@ def _move(state: State, segment: Segment, each: Object) -> int:
         begun = begin(state, each, DRAIN)
         if begun in (STARTED, BUSY):
             return begun
-    if not each.alive:
+    if not each.place:  # it went, to make room
         return STARTED
     if hosts:
         retire_drained(state, each)
@@ -155,7 +158,10 @@ def _status(state: State, each: Drain) -> DrainStatus:
         copying_bytes=sum(copy.nbytes for copy in under_way if copy.source in peers),
         stuck=each.stuck if objects else 0,
         disk_only=_disk_only(state, each.node),
-        empty=bool(segments) and all(s.ready for s in segments) and not objects,
+        empty=bool(segments)
+        and all(s.ready for s in segments)
+        and not objects
+        and (each.disk_done or disk_of(state, each.node) is None),
     )
 
 

@@ -68,12 +68,12 @@ def _later(size: int, seconds: float) -> Located:
     return Located(size, code=codes.NOT_READY, retry_after_s=seconds)
 
 
-def start(state: State, found: OnDisk) -> int:
-    """Have the node read an object that is only on its disk."""
+def start(state: State, found: OnDisk, *, make: bool = True) -> int:
+    """Have the node read an object that is only on its disk; ``make`` room for it if need be."""
     disk = state.disks.by_handle[found.disk]
     if disk.promoting_bytes and disk.promoting_bytes + found.size > disk.info.promote_bytes:
         return BUSY
-    place = _room(state, disk.peer, space_needed(found.key, found.size))
+    place = _room(state, disk.peer, space_needed(found.key, found.size), make=make)
     if place is None:
         return NO_ROOM
     capacity, slot = place
@@ -141,12 +141,13 @@ def _serve(state: State, queue: dict[bytes, float]) -> tuple[int, bool]:
     return started, False
 
 
-def _room(state: State, peer: str, needed: int) -> tuple[int, Slot] | None:
+def _room(state: State, peer: str, needed: int, *, make: bool) -> tuple[int, Slot] | None:
     segments = [each for each in state.segments.of_peer(peer) if each.ready]
     placement = Placement(segments, "")
     capacity, slots = placement.take(needed, 1)
     if slots:
         return capacity, slots[0]
     # To read one object is no reason to lose another.
-    made = make_room(state, segments, needed, spare=True) if placement.fits(needed) else None
+    fits = make and placement.fits(needed)
+    made = make_room(state, segments, needed, spare=True) if fits else None
     return None if made is None else (made[0].space.capacity_of(needed), made[1])

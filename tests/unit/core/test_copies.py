@@ -477,6 +477,57 @@ def test_what_a_disk_elsewhere_has_needs_no_memory_there() -> None:
     assert pool.count("drained_to_disk") == 1
 
 
+def with_disk(*names: bytes) -> tuple[Pool, int]:
+    """Return a pool of n0, whose disk has objects that are not in memory, and the disk's number."""
+    pool = Pool("n0")
+    disk = m.DiskInfo("n0", 1 << 30, m.ON_EVICT, 1 << 20, 1 << 20)
+    handle = pool.expect(m.Mounted, m.MountDisk(disk), "n0").handle
+    held = [m.Shelved(name, b"", PAGE, 7, i + 1) for i, name in enumerate(names)]
+    assert pool.expect(m.Announced, m.Shelve(handle, held), "n0").rejected == []
+    return pool, handle
+
+
+def read_from_disk(pool: Pool) -> int:
+    """Let the nodes read what they are told to; return how many objects."""
+    items = [item for _, push in pool.told(m.Promote) for item in push.items]
+    for item in items:
+        request = m.PutEnd([item.generation], [item.object.checksum])
+        assert pool.expect(m.Codes, request, "n0").codes == [0]
+    return len(items)
+
+
+def test_what_only_the_disk_of_a_drained_node_has_goes_too() -> None:
+    names = [key_of(f"k{i}") for i in range(20)]
+    pool, _ = with_disk(*names)
+    pool.join("n1")
+    pool.drain("n0")
+    pool.tick(0.1)
+    assert not pool.status().drains[0].empty
+    assert read_from_disk(pool) == 20
+    pool.tick(0.6)
+    copies = pool.copies()
+    assert len(copies) == 20
+    assert pool.made(*copies) == [0] * 20
+    dropped = [key for _, push in pool.told(m.DropShelved) for key in push.keys]
+    assert sorted(dropped) == sorted(names)
+    pool.tick(0.6)
+    (status,) = pool.status().drains
+    assert (status.objects, status.disk_only, status.empty) == (0, 0, True)
+    pool.gone("n0", "node")
+    assert all(pool.exists(*names))
+
+
+def test_what_a_disk_has_stays_there_if_others_have_no_room() -> None:
+    pool, _ = with_disk(A, B)
+    pool.join("n1", 8)
+    pool.put(*[key_of(f"k{i}") for i in range(8)], preferred="n1", pinned=True)
+    pool.drain("n0")
+    pool.tick(0.1)
+    assert read_from_disk(pool) == 0
+    (status,) = pool.status().drains
+    assert (status.objects, status.disk_only, status.empty) == (0, 2, True)
+
+
 def test_what_finds_no_room_is_said_and_not_evicted() -> None:
     pool = Pool("n0")
     pool.put(*[key_of(f"k{i}") for i in range(30)])
