@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from moonpool.compat.casting import Caster, CastError, i32, text
+from moonpool.compat.casting import Caster, i32, text
 from moonpool.compat.records import Record, instance_of, list_of_records, optional
 from moonpool.compat.tensor_format import AXES_MAX, KINDS, Axis, Meta, Shape
 
@@ -140,8 +140,9 @@ def manifest(meta: Meta, dim: int, size: int) -> bytes:
     )
 
 
-def optional_target(value: Any) -> ReadTarget | None:
-    """Return a reader's wish, None for "as it is"; raise CastError for what is none."""
-    if value is not None and not isinstance(value, ReadTarget):
-        raise CastError
-    return value
+def split_of(content: bytes) -> tuple[int, int] | None:
+    """Return (dimension, parts) of such an object, None for what is none."""
+    if len(content) != _MANIFEST.size:
+        return None
+    found = _MANIFEST.unpack(content)
+    return (found[5], found[6]) if found[0] == b"NAMW" and found[6] > 0 else None

@@ -209,15 +209,19 @@ def put_bytes(
         return put_code(code_of(error))
 
 
+def load_bytes(connected: Connected, key: str) -> bytes:
+    """Return an object's bytes, none if they cannot be had."""
+    try:
+        return connected.store.get(connected.keys.key(key), lease=connected.leases.number())
+    except (MoonpoolError, OSError):
+        return b""
+
+
 def load(connected: Connected | None, key: str) -> tuple[Meta, Any] | None:
     """Return a tensor's header and its elements, None if they cannot be had."""
     if connected is None or not key:
         return None
-    try:
-        lease = connected.leases.number()
-        content = connected.store.get(connected.keys.key(key), lease=lease)
-    except (MoonpoolError, OSError):
-        return None
+    content = load_bytes(connected, key)
     meta = decode(content)
     if meta is None:
         return None

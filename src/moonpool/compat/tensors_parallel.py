@@ -24,6 +24,7 @@ from moonpool.compat.parallel import (
     scaled,
     shard_key,
     split_axis,
+    split_of,
     with_width,
 )
 from moonpool.compat.replicate import DEFAULT, ReplicateConfig
@@ -43,6 +44,7 @@ from moonpool.compat.tensors import (
     each_of,
     got,
     load,
+    load_bytes,
     put,
     put_bytes,
     put_whole,
@@ -311,15 +313,42 @@ def wanted(connected: Connected | None, key: str, target: Any) -> Any:
     if target is not None and not isinstance(target, ReadTarget):
         return None
     if target is None or target.parallelism is None:
-        shard = target is not None and target.mode == "shard"
-        return None if shard else got(connected, key)
+        mode = "as_stored" if target is None else target.mode
+        found = None if mode == "shard" else got(connected, key)
+        return _of_writers(connected, key) if found is None and mode == "full" else found
     axes = axes_of(target.parallelism)
     if axes is None or target.mode == "as_stored":
         return None
     axis = split_axis(axes)
     if axis is None or len(axes) > 1:
         return got(connected, key_of(key, axes)) if target.mode == "shard" else None
-    return _resplit(connected, key, axis, whole=target.mode == "full")
+    found = _resplit(connected, key, axis, whole=target.mode == "full")
+    if found is None and target.mode == "shard":
+        return _of_writer(connected, key, axis)
+    return found
+
+
+def _written(connected: Connected | None, key: str) -> tuple[int, int] | None:
+    """Return (dimension, parts) of a tensor that writers put, None if they put none."""
+    content = b"" if connected is None else load_bytes(connected, key + WRITER_MANIFEST)
+    return split_of(content)
+
+
+def _of_writers(connected: Connected | None, key: str) -> Any:
+    """Put a tensor together from its writers' parts."""
+    split = _written(connected, key)
+    if split is None:
+        return None
+    dim, size = split
+    parts = [got(connected, _writer_key(key, rank, size, dim)) for rank in range(size)]
+    return None if any(part is None for part in parts) else torch().cat(parts, dim=dim)
+
+
+def _of_writer(connected: Connected | None, key: str, axis: Axis) -> Any:
+    """Return a writer's part, if it is just what is asked for."""
+    if _written(connected, key) != (axis.split_dim, axis.size):
+        return None
+    return got(connected, _writer_key(key, axis.rank, axis.size, axis.split_dim or 0))
 
 
 def _resplit(connected: Connected | None, key: str, axis: Axis, *, whole: bool) -> Any:

@@ -327,6 +327,20 @@ def case_a_writers_part(api: Api) -> None:
         same(put("l", tensor, None, api.config(), wrong), -600)
 
 
+def case_reading_what_writers_put(api: Api) -> None:
+    tensor, get = sample(), api.s.get_tensor_with_parallelism
+    for rank in range(2):
+        part = axis(api, "tp", rank, 2, 2)
+        same(api.s.put_tensor_with_parallelism("k", tensor, None, api.config(), part), 0)
+    equal(get("k", target(api, "full")), tensor)
+    half = spread(axis(api, "tp", 1, 2, 2))
+    equal(get("k", target(api, "shard", half)), tensor.chunk(2, 2)[1])
+    for other in (spread(axis(api, "tp", 3, 4, 2)), spread(axis(api, "tp", 1, 2, 0))):
+        same(get("k", target(api, "shard", other)), None)
+    for nothing in (None, target(api, "as_stored"), target(api, "full", half)):
+        same(get("k", nothing), None)
+
+
 def case_axes_in_memory(api: Api) -> None:
     memory, tensor = api.memory(1 << 16), sample()
     at, size = memory.at, HEADER + 96
