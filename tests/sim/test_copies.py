@@ -13,9 +13,10 @@ from moonpool.core.index import Object
 from moonpool.core.master import MasterState
 from moonpool.core.state import State
 from tests.sim.copies import CopySimulation
+from tests.sim.disks import DiskSimulation
 from tests.sim.simulator import Call, Corruption, Process, Shape, Task
 
-SEEDS = 100
+SEEDS = 50
 GROUPS = 5
 ROOMY = Shape(nodes=5, keys=60, pages=48, slots=64, stall=0.01, client_crash=0.001)
 
@@ -45,6 +46,21 @@ def test_copies_are_never_of_foreign_bytes_and_no_space_leaks(group: int) -> Non
         "node_crashes",
         "master_crashes",
     ):
+        assert total[event] > 0, f"{event} never happened: {total}"
+
+
+class WithDisks(CopySimulation, DiskSimulation):
+    """One seeded run with copies and disks."""
+
+
+def test_copies_and_disks_do_not_get_into_each_others_way() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(12):
+        simulation = WithDisks(seed, replace(ROOMY, pages=32 if seed % 2 else 16, steps=3000))
+        simulation.run(3000)
+        simulation.wind_down()
+        total += simulation.count
+    for event in ("reads", "copy PutEnd 0", "drain_copies", "shelved", "promoted"):
         assert total[event] > 0, f"{event} never happened: {total}"
 
 
