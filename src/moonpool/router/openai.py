@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from moonpool.core.messages import SESSION_CHARS_MAX
+
 PRIORITY_HEADER = "X-Moonpool-Priority"
 # What routers set themselves when work is split: from a client it is an attack on engines, some of
 # which end with an assertion. vLLM takes them from its extra arguments too.
 PRIVATE_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 EXTRA_ARGUMENTS = "vllm_xargs"
+SESSION_FIELD = "kv_transfer_params"
 
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any_value = msgspec.json.Decoder()
@@ -79,11 +82,21 @@ class Fields:
         kept = {name: raw for name, raw in self._raw.items() if name not in dropped}
         return msgspec.json.encode({**kept, **more})
 
+    def _session(self) -> dict[str, Any] | None:
+        try:
+            return _session_of(self.get(SESSION_FIELD))
+        except BadRequest:
+            return None
+
     def without_private(self, body: bytes) -> bytes:
-        """Return the body without the fields that only routers may set. Raises BadRequest."""
+        """Return the body without the fields that only routers may set, but for what a client may
+        say of its session there. Raises BadRequest."""
         found = [name for name in PRIVATE_FIELDS if name in self._raw]
+        session = self._session() if SESSION_FIELD in found else None
         for name in found:
             del self._raw[name]
+        if session is not None:
+            self._raw[SESSION_FIELD] = msgspec.Raw(msgspec.json.encode(session))
         extra = self.get(EXTRA_ARGUMENTS)
         if isinstance(extra, dict) and any(name in extra for name in PRIVATE_FIELDS):
             kept = {name: value for name, value in extra.items() if name not in PRIVATE_FIELDS}
@@ -91,6 +104,20 @@ class Fields:
         elif not found:
             return body
         return msgspec.json.encode(self._raw)
+
+
+def _session_of(value: Any) -> dict[str, Any] | None:
+    """Return what a client says of its session (docs/vllm.md), and nothing else of it."""
+    said = value.get("moonpool") if isinstance(value, dict) else None
+    session = said.get("session") if isinstance(said, dict) else None
+    if not isinstance(said, dict) or not isinstance(session, str):
+        return None
+    if not 0 < len(session) <= SESSION_CHARS_MAX:
+        return None
+    kept: dict[str, Any] = {"session": session}
+    if said.get("end_session") is True:
+        kept["end_session"] = True
+    return {"moonpool": kept}
 
 
 def priority_of(headers: Mapping[str, str], most: int) -> int:

@@ -55,6 +55,19 @@ class Pool(Protocol):
         is. Does not wait."""
         ...
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the pool knows sessions."""
+        ...
+
+    def use_session(self, session: str, keys: Sequence[Any]) -> None:
+        """Say that a session uses what ends with these keys."""
+        ...
+
+    def end_session(self, session: str) -> int:
+        """Say that a session has ended; return how many objects nobody else uses."""
+        ...
+
     def hold(self, keys: Sequence[Any], ttl_s: float) -> Any:
         """Take a lease on the keys."""
         ...

@@ -121,6 +121,10 @@ class SavePlanner:
         if self.events is not None:
             self.events.reset()
 
+    def running_of(self, request_id: str) -> set[int]:
+        """Return the numbers of a request's jobs that are under way."""
+        return {number for number, job in self._running.items() if job.request_id == request_id}
+
     @property
     def pending(self) -> bool:
         """Whether jobs are in progress that end by themselves if the engine goes on stepping."""

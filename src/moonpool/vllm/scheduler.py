@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from moonpool.core.handoffs import claim_of
 from moonpool.vllm import objects, params
 from moonpool.vllm.costs import Costs
@@ -24,6 +26,7 @@ from moonpool.vllm.objects import CLAIMS_MAX
 from moonpool.vllm.pins import PinBook
 from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.save_planner import SavePlanner
+from moonpool.vllm.sessions import SessionBook
 from moonpool.vllm.settings import Settings
 from moonpool.vllm.stats import Tally
 from moonpool.vllm.tracker import Tracker
@@ -59,6 +62,7 @@ class SchedulerSide:
         self._courier = courier or Courier()
         self._teller = courier or Courier(threads=1)
         self.handoffs = Handoffs(Teller(self._teller, link), self.tally, clock)
+        self._sessions = SessionBook(self._teller, link, self.tally)
         self._known, self._failed = Known(), Failed()
         self._costs = Costs() if settings.cost_model else None
         self._loads = LoadPlanner(
@@ -207,12 +211,27 @@ class SchedulerSide:
         if self._loads.is_loading(tracker):
             self._cancels.append(tracker.generation)
             self.handoffs.finished(tracker.handoff, good=False)
+            self._note_session(tracker)
             return None
         computed = self._save_end(tracker, block_ids)
+        self._note_session(tracker)
         if not tracker.handoff:
             return None
         # Of no connector's vocabulary: MultiConnector does not allow two to use the same key.
         return {"moonpool": {"transfer_id": tracker.wish.transfer, "tokens": computed}}
+
+    def _note_session(self, tracker: Tracker) -> None:
+        """Say which prefix a request's session uses, as soon as it is in the pool."""
+        wish, request = tracker.wish, tracker.request
+        if not wish.session:
+            return
+        prompt = min(request.num_prompt_tokens // self._block_size, len(request.block_hashes))
+        # What goes on where a request ended continues its last full object; tails hang beside it.
+        ends = sorted({tracker.saved, tracker.tail_end, prompt} - {0})
+        names = objects.names_at(request.block_hashes, np.array(ends, np.int32))
+        keys = [] if tracker.stale else objects.keys_of(self.namespace, names)
+        jobs = self._saves.running_of(request.request_id)
+        self._sessions.finished(wish.session, keys, jobs, last=wish.last)
 
     def _save_end(self, tracker: Tracker, block_ids: Sequence[int]) -> int:
         """Save what is left; return how many tokens of the prompt's whole blocks are computed."""
@@ -237,6 +256,7 @@ class SchedulerSide:
         for save in saves:
             self._saves.ended(save, self._trackers)
             self.handoffs.saved(save.job_id)
+            self._sessions.saved(save.job_id)
         for load in loads:
             self._loads.ended(load, self._trackers)
 

@@ -29,6 +29,8 @@ COUNTERS = {
     "save_blocks_deferred": "blocks whose save was put off because too many were pinned",
     "save_blocks_dropped": "blocks whose save was given up",
     "params_ignored": "requests whose kv_transfer_params made no sense, wholly or in part",
+    "sessions_ended": "sessions that clients said had ended",
+    "session_objects_released": "objects that only those had used",
     "handoffs": "requests prefilled here for another engine",
     "claims": "objects that were said to be computed here",
     "claimed_hits": "hits of which a part was being computed by another engine",

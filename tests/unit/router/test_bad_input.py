@@ -108,6 +108,18 @@ async def test_a_client_cannot_set_what_is_between_router_and_engines() -> None:
         assert engine.bodies == [b'{"n":12345678901234567890123,"f":1.10}']
 
 
+async def test_of_the_parameters_only_what_is_said_of_a_session_goes_on() -> None:
+    async with _one() as (_, url, engine):
+        said = b'{"do_remote_prefill":true,"moonpool":{"session":"talk","end_session":true,"x":1}}'
+        kept = b'{"n":1,"kv_transfer_params":{"moonpool":{"session":"talk","end_session":true}}}'
+        assert (await _post(url, b'{"n":1,"kv_transfer_params":%b}' % said))[0] == 200
+        assert engine.bodies == [kept]
+        for session in (b'""', b"7", b"null", b'"%b"' % (b"x" * 129)):
+            body = b'{"n":1,"kv_transfer_params":{"moonpool":{"session":%b}}}' % session
+            assert (await _post(url, body))[0] == 200
+            assert engine.bodies[-1] == b'{"n":1}'
+
+
 @pytest.mark.parametrize("value", [b"[]", b"0", b'""', b'{"do_remote_prefill": true}', b'"x"'])
 async def test_nor_in_the_extra_arguments_of_vllm(value: bytes) -> None:
     async with _one() as (_, url, engine):

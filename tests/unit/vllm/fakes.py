@@ -53,7 +53,18 @@ class FakePool:
         self.quiet_s = 0.0
         self.news: list[News] = []
         self.questions: list[tuple[list[bytes], str, float, Answer]] = []
+        self.keeps = True
+        self.sessions: list[tuple[str, list[bytes] | None]] = []
         self._lock = threading.RLock()
+
+    def use_session(self, session: str, keys: Sequence[Any]) -> None:
+        self._up()
+        self.sessions.append((session, [key for key in keys if key in self.objects]))
+
+    def end_session(self, session: str) -> int:
+        self._up()
+        self.sessions.append((session, None))
+        return 7
 
     def tell(self, news: Sequence[News]) -> None:
         self._up()

@@ -17,7 +17,14 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
-KEYS = ("do_remote_decode", "do_remote_prefill", "transfer_id", "remote_engine_id", "tp_size")
+KEYS = (
+    "moonpool",
+    "do_remote_decode",
+    "do_remote_prefill",
+    "transfer_id",
+    "remote_engine_id",
+    "tp_size",
+)
 HOSTILE = PLAIN | st.dictionaries(
     st.sampled_from(KEYS), PLAIN | st.just(True) | st.just("id") | st.just("x" * 200)
 )
@@ -72,10 +79,31 @@ def test_the_sound_part_counts() -> None:
     assert params.read(to_p() | {"do_remote_prefill": "no"}) == (Wish("id-1", sends=True), True)
 
 
+@pytest.mark.parametrize(
+    ("said", "wish", "odd"),
+    [
+        ({"session": "s"}, Wish(session="s"), False),
+        ({"session": "s", "end_session": True}, Wish(session="s", last=True), False),
+        ({"session": "s", "end_session": False}, Wish(session="s"), False),
+        ({"session": "s", "end_session": "yes"}, Wish(session="s"), True),
+        ({"transfer_id": "t", "tokens": 7}, NONE, False),
+        ({"end_session": True}, NONE, True),
+        ({"session": ""}, NONE, True),
+        ({"session": "x" * 129}, NONE, True),
+        ("s", NONE, True),
+    ],
+)
+def test_sessions_are_understood(said: Any, wish: Wish, odd: bool) -> None:
+    assert params.read({"moonpool": said}) == (wish, odd)
+    both, _ = params.read(to_p() | {"moonpool": said})
+    assert both == Wish("id-1", True, False, wish.session, wish.last)
+
+
 @given(HOSTILE)
 def test_nothing_raises(value: Any) -> None:
     wish, odd = params.read(value)
     assert wish == NONE or (not odd or isinstance(value, dict))
     assert not (wish.sends and wish.receives)
     assert len(wish.transfer) <= 128
+    assert len(wish.session) <= 128
     json.dumps(wish.transfer).encode()
