@@ -177,3 +177,15 @@ def test_a_prefill_that_dies_while_it_is_awaited_is_noticed(pair: Pair) -> None:
         answer = waiting.result()
     assert difference(answer, plain) < SAME
     assert f"nobody listens at 127.0.0.1:{pair.prefill.bootstrap}" in pair.decode.text()
+
+
+def test_a_prefill_that_comes_back_on_its_port_has_another_name(pair: Pair) -> None:
+    """D has cached who was there. Whoever still gives the old name gets an answer as well."""
+    pair.prefill.kill()
+    pair.prefill.spawn().ready()
+    tokens, other = prompt(31, 300), prompt(32, 300)
+    stale = pair.received(remote_engine_id="the one before")
+    answer = pair.decode.complete(tokens, 8, kv_transfer_params=stale)
+    assert difference(answer, pair.plain(tokens)) < SAME
+    assert difference(pair.ask(other), pair.plain(other)) < SAME
+    assert pair.decode.metric("vllm:moonpool_errors_total") == 0
