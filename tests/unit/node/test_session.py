@@ -42,9 +42,9 @@ def test_back_off_grows_to_a_bound() -> None:
     waits = [back_off_s(n, 1.0) for n in range(40)]
     assert waits == sorted(waits)
     assert waits[0] == pytest.approx(0.1)
-    assert waits[-1] == pytest.approx(0.5)
-    assert back_off_s(40, 0.0) == pytest.approx(0.25)
-    assert 0.25 <= back_off_s(40) <= 0.5
+    assert waits[-1] == pytest.approx(0.25)
+    assert back_off_s(40, 0.0) == pytest.approx(0.125)
+    assert 0.125 <= back_off_s(40) <= 0.25
 
 
 @pytest.mark.parametrize(
