@@ -54,7 +54,7 @@ sim: $(DEV) ## SEEDS=N simulated pools from FIRST=SEED on, for SIM_S seconds at 
 	$(BIN)/python -m tests.sim.world --seeds $(SEEDS) --first $(FIRST) --seconds $(SIM_S) $(ARGS)
 
 integration: $(DEV) ## Tests with moonpool's own processes, and attacks on them.
-	$(PYTEST) tests/integration tests/adversarial tests/chaos tests/fuzz
+	$(PYTEST) tests/integration tests/adversarial tests/compat tests/chaos tests/fuzz
 
 chaos: $(DEV) ## Processes killed, stopped, cut off and damaged for MINUTES=N; SEED=S, as root.
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
