@@ -49,7 +49,10 @@ def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_one_port_answers_like_openai_until_ctrl_c(tmp_path: Path) -> None:
-    _run(tmp_path, [], _ask)
+    """The node has a disk."""
+    disk = tmp_path / "ssd"
+    _run(tmp_path, ["--ssd", f"{disk}:512MB"], _ask)
+    assert [path.name for path in disk.glob("*/lock")] == ["lock"]
 
 
 def test_what_is_killed_is_started_again(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ from moonpool.config_values import Check
 from moonpool.errors import ConfigError
 
 
+SAVE_S = 5.0
+"""A process of the stack has 10 s to end."""
+
+
 def _key(default: Any, check: Check, about: str) -> Any:
     return dataclasses.field(default=default, metadata={"check": check, "about": about})
 
@@ -45,8 +49,9 @@ class UpConfig(RoleConfig):
         directory, colon, size = self.ssd.rpartition(":")
         if colon and directory:
             with contextlib.suppress(ValueError):
-                return {"ssd": directory, "ssd_size": v.parse_size(size)}
-        return {"ssd": self.ssd} if self.ssd else {}
+                sized = {"ssd": directory, "ssd_size": v.parse_size(size)}
+                return sized | {"ssd_save_s": SAVE_S}
+        return {"ssd": self.ssd, "ssd_save_s": SAVE_S} if self.ssd else {}
 
     def checked(self) -> None:
         """Raise ConfigError for a model that is not there, and for half a split."""

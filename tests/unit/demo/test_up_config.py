@@ -20,4 +20,6 @@ from moonpool.demo.up_config import UpConfig
     ],
 )
 def test_where_and_how_much(text: str, disk: dict[str, object]) -> None:
-    assert load(UpConfig, flags={"ssd": text} if text else {}, env={}).disk() == disk
+    found = load(UpConfig, flags={"ssd": text} if text else {}, env={}).disk()
+    assert bool(found.pop("ssd_save_s", 0)) == bool(text)
+    assert found == disk
