@@ -215,6 +215,7 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
     if state.index.find(put.key) is not None:
         # A node came back with the object meanwhile.
         state.counters["put_exists"] += 1
+        state.removed.refuse(put.key, generation)
         give_up(state, put)
         return codes.EXISTS
     slots, put.slots = put.slots, []

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from moonpool.errors import MoonpoolError
 from tests.sim.world.cluster import Machine
 from tests.sim.world.disk import DISKS
 from tests.sim.world.hub import Process
 
 if TYPE_CHECKING:
     from tests.sim.world.simulation import Simulation
+
+
+DRAIN_LOOKS = 20
+"""How often it is asked, each half second, whether a drained node is empty."""
 
 
 class Faults:
@@ -34,6 +39,7 @@ class Faults:
             (1, self.power),
             (1, self.stop_node),
             (1, self.stop_master),
+            (1, self.drain_node),
         ]
         if shape.masters > 1:
             kinds += [(2, self.slow_store), (3, self.cut_from_store)]
@@ -90,6 +96,47 @@ class Faults:
         if machine.process is not None:
             machine.process.kill()
         self.sim.cluster.start(machine)
+
+    def drain_node(self) -> None:
+        """Drain a node and stop it once it is said to be empty: that must cost nothing."""
+        sim = self.sim
+        if len(sim.cluster.nodes) < 2:
+            return
+        machine = sim.hub.rng.choice(sim.cluster.nodes)
+        process = Process(sim.hub, f"d{sim.hub.number()}", "far")
+        self.active += 1
+
+        def run() -> None:
+            try:
+                self._drain(process, machine)
+            except MoonpoolError as error:
+                sim.hub.note(f"drain {machine.name}: {error!r}")
+            self.active -= 1
+            sim.disturbed()
+            process.kill()
+
+        sim.hub.spawn(process, run, "drain")
+
+    def _drain(self, process: Process, machine: Machine) -> None:
+        hub, cluster = self.sim.hub, self.sim.cluster
+        with cluster.connect(process.name, ("tcp",), timeout_s=2.0) as store:
+            store.drain_node(machine.name)
+            hub.note(f"drain {machine.name}")
+            for _ in range(DRAIN_LOOKS):
+                hub.park(0.5)
+                drains = store.status().drains
+                if any(each.node == machine.name and each.empty for each in drains):
+                    break
+            else:
+                store.drain_node(machine.name, on=False)
+                self.sim.count["drains given up"] += 1
+                return
+        self.sim.count["drained"] += 1
+        cluster.stop(machine)
+        hub.park(1.5)
+        if machine.process is not None:
+            machine.process.kill()
+        cluster.start(machine)
 
     def stop_master(self) -> None:
         cluster, hub = self.sim.cluster, self.sim.hub

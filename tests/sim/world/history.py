@@ -132,6 +132,14 @@ class History:
         )
         return any(each.outcome not in (TAKEN, FULL) for each in later)
 
+    def _was_refused(self, attempt: Attempt) -> bool:
+        """Tell whether nobody may see a put: one that is refused at its end is written already, and
+        only the leader that refused it knows that until its node has heard."""
+        if attempt.outcome == TAKEN:
+            refusal = Removal(attempt.key, attempt.invoked, attempt.ended, attempt.ended)
+            return not self.may_be_undone(refusal, True)
+        return attempt.outcome == FULL
+
     # --- what is checked ----------------------------------------------------------------------
 
     def read(self, key: str, value: bytes, invoked: float, now: float, who: str) -> Attempt:
@@ -144,7 +152,7 @@ class History:
         if value != attempt.value:
             at = next((i for i, b in enumerate(attempt.value) if value[i : i + 1] != bytes([b])), 0)
             raise Violation(f"{what}: bytes of #{attempt.number} up to {at} only")
-        if attempt.outcome in (TAKEN, FULL):
+        if self._was_refused(attempt):
             raise Violation(f"{what}: #{attempt.number}, which was refused as {attempt.outcome}")
         for removal in self.of(key).removals:
             after = removal.ended < invoked and attempt.seen < removal.invoked
@@ -159,7 +167,7 @@ class History:
         """A lookup that was invoked then found an object of the key."""
         history = self.of(key)
         for attempt in history.attempts:
-            if attempt.outcome in (TAKEN, FULL):
+            if self._was_refused(attempt):
                 continue
             gone = (
                 removal

@@ -63,6 +63,23 @@ def test_a_digest_among_many_is_left_out() -> None:
     assert pool.exists(D) == [0]
 
 
+def test_a_put_that_was_refused_at_its_end_does_not_come_back() -> None:
+    pool = Driver()
+    pool.mount("one")
+    (old,) = pool.put(A)
+    pool.gone("one", "node")
+    pool.mount("two")
+    (new,) = pool.start(A)
+    one = pool.mount("one", peer="one-2", last=False)
+    pool.expect(m.Announced, m.Announce(one, [found(A, old)], True), "one-2")
+    assert pool.end(new) == [-705]
+    pool.gone("two", "node")
+
+    two = pool.mount("two", peer="two-2", last=False)
+    told = pool.expect(m.Announced, m.Announce(two, [found(A, new)], True), "two-2")
+    assert told.rejected == [new.slots[0].index]
+
+
 def test_the_oldest_are_forgotten() -> None:
     removed = Removed(2)
     for number, key in enumerate((A, B, D), 1):
