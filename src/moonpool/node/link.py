@@ -77,7 +77,8 @@ class Link:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            if self.ended.done():
+            # A transport that has closed raises RuntimeError before the receiver knows of its end.
+            if self.ended.done() or self._writer.is_closing():
                 raise TransferError("the session has ended")
             self._writer.write(encode(number, message))
             async with asyncio.timeout(seconds):
