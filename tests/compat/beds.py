@@ -111,6 +111,7 @@ class Bed:
     master: str
     owner: Worker | None = None
     worker: Worker | None = None
+    daemon: Daemon | None = None
 
     def run(self, case: str, **arguments: Any) -> Any:
         """Run a case; see Worker.run."""
@@ -146,6 +147,7 @@ def moonpool_bed(folder: Path, lease_ms: int) -> Iterator[Bed]:
         daemon.keys["kv_lease_s"] = lease_ms / 1000
         master = stack.enter_context(daemon)
         bed = Bed(sys.executable, env, folder, f"127.0.0.1:{master.ready['port']}")
+        bed.daemon = daemon
         stack.callback(bed.close)
         yield bed
 

@@ -61,6 +61,29 @@ def test_a_killed_program_takes_its_segment_along(ours: Bed) -> None:
     owner.close()
 
 
+def test_a_master_that_is_killed_and_comes_back_has_the_objects(ours: Bed) -> None:
+    owner = ours.start("owner", SEGMENT, "")
+    worker = ours.start("asking", 0, "")
+    master = ours.daemon
+    assert master is not None
+    assert worker.run("plain.state") == {"put": 0, "get": True, "exists": 1, "health": 0}
+    port = master.ready["port"]
+    master.process.kill()
+    master.process.wait()
+    found = worker.run("plain.state")
+    assert (found["put"], found["get"], found["health"]) == (-900, False, 2)
+    assert found["exists"] == -900
+    master.keys["port"] = port
+    master.start()
+
+    def is_back() -> bool:
+        return bool(worker.run("plain.state")["get"])
+
+    eventually("the object that was put before is read again", is_back, 60.0)
+    worker.close()
+    owner.close()
+
+
 def test_a_stopped_program_still_serves(ours: Bed) -> None:
     owner = ours.start("owner", SEGMENT, "")
     with Store.connect(ours.master, transports=("tcp",)) as store:

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from moonpool.transport.layout import Geometry
 START_S = 60.0
 STOP_S = 15.0
 POLL_S = 0.01
+READY = "ready"
 PARENT_S = 1.0
 PORT_MIN, PORT_MAX = 12_300, 14_300
 TRIES = 20
@@ -42,6 +44,7 @@ class Lent:
     name: str
     nbytes: int
     process: subprocess.Popen[bytes]
+    place: Path
 
     def close(self) -> None:
         """End the node and give its memory back. Idempotent."""
@@ -53,6 +56,7 @@ class Lent:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        shutil.rmtree(self.place, ignore_errors=True)
 
 
 def pick_name(hostname: str) -> str:
@@ -82,9 +86,12 @@ def lend(name: str, nbytes: int, master: str) -> Lent:
 
     Raises MoonpoolError with what the node said.
     """
-    with tempfile.TemporaryDirectory(prefix="moonpool-lend-") as place:
-        ready, log = Path(place) / "ready", Path(place) / "log"
-        settings = {**_settings(name, nbytes), "master": master, "ready_file": str(ready)}
+    # The node says that it is ready each time that it finds a master: the folder stays, and is
+    # removed by the node at its end.
+    place = Path(tempfile.mkdtemp(prefix="moonpool-lend-"))
+    ready, log = place / READY, place / "log"
+    settings = {**_settings(name, nbytes), "master": master, "ready_file": str(ready)}
+    try:
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "moonpool.compat.lending", json.dumps(settings)],
@@ -93,17 +100,20 @@ def lend(name: str, nbytes: int, master: str) -> Lent:
                 stderr=out,
                 start_new_session=True,
             )
-        lent = Lent(name, nbytes, process)
-        deadline = time.monotonic() + START_S
-        try:
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise MoonpoolError(f"the segment cannot be lent: {_last_line(log)}")
-                time.sleep(POLL_S)
-        except BaseException:
-            lent.close()
-            raise
-        return lent
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    lent = Lent(name, nbytes, process, place)
+    deadline = time.monotonic() + START_S
+    try:
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise MoonpoolError(f"the segment cannot be lent: {_last_line(log)}")
+            time.sleep(POLL_S)
+    except BaseException:
+        lent.close()
+        raise
+    return lent
 
 
 def _settings(name: str, nbytes: int) -> dict[str, object]:
@@ -143,7 +153,14 @@ def main(settings: str) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    run(load(NodeConfig, flags=json.loads(settings)))
+    config = load(NodeConfig, flags=json.loads(settings))
+    try:
+        run(config)
+    except BaseException:
+        # Somebody may want to read the log.
+        Path(config.ready_file).unlink(missing_ok=True)
+        raise
+    shutil.rmtree(Path(config.ready_file).parent, ignore_errors=True)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -21,3 +21,13 @@ def case_names(api: Api) -> dict[str, list[str]]:
         members = sorted(each for each in names if not each.startswith("_"))
         found[name] = members if isinstance(value, type) else []
     return found
+
+
+def case_state(api: Api) -> dict[str, object]:
+    """Put an object, and return how calls go."""
+    return {
+        "put": api.s.put("key", b"value"),
+        "get": api.s.get("key") == b"value",
+        "exists": api.s.is_exist("key"),
+        "health": api.s.health_check(),
+    }
