@@ -79,9 +79,10 @@ def match_keys(state: State, request: MatchKeys, _peer: str) -> Matched | Failed
     """Return how many leading keys are there."""
     if len(request.keys) > BATCH_ITEMS_MAX:
         return _too_many(request.keys)
+    bring_in(state, request.keys)
     count = 0
     for key in request.keys:
-        if state.index.find(key) is None and key not in state.disks.objects:
+        if state.index.by_key.get(key) is None and key not in state.disks.objects:
             break
         count += 1
     state.counters["matches"] += 1
@@ -135,10 +136,11 @@ def hold(state: State, request: Hold, peer: str) -> Matched | Failed:
     """Lease the leading keys that are there; return how many."""
     if len(request.keys) > BATCH_ITEMS_MAX:
         return _too_many(request.keys)
+    bring_in(state, request.keys)
     known: list[Object] = []
     on_disk: list[bytes] = []
     for key in request.keys:
-        each = state.index.find(key)
+        each = state.index.by_key.get(key)
         if each is not None:
             known.append(each)
         elif key in state.disks.objects:

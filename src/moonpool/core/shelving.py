@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moonpool.core import codes, offload, promotion
-from moonpool.core.catching import bring_in
+from moonpool.core.catching import bring_in, settle
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed
 from moonpool.core.disks import Disk, OnDisk
 from moonpool.core.keys import KEY_BYTES_MAX, NAMESPACE_BYTES_MAX
@@ -147,6 +147,7 @@ def _settle(state: State, generation: int) -> None:
 
 def drop_disk(state: State, disk: Disk) -> None:
     """Forget a disk. What was to leave memory for it may leave without."""
+    settle(state)
     for each in state.disks.unmount(disk):
         state.forget_shelved(each)
     disks = state.disks

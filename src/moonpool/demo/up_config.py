@@ -13,7 +13,6 @@ from moonpool.config import ROUTER_PORT, RoleConfig
 from moonpool.config_values import Check
 from moonpool.errors import ConfigError
 
-
 SAVE_S = 5.0
 """A process of the stack has 10 s to end."""
 
