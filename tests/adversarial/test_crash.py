@@ -303,7 +303,10 @@ def test_clean_stop_of_a_node_leaves_nothing_and_start_is_empty(frail: Cluster) 
 
 
 def test_replicas_outlive_one_of_two_nodes(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster([("one", "32MB"), ("two", "32MB")])
+    cluster = make_cluster([("one", "32MB")])
+    # A directory of its own makes a host of its own.
+    cluster.node("two", "32MB", segment_dir=cluster.segments / "two").start()
+    eventually(lambda: cluster.ready_nodes() == 2, 10, "both nodes are there")
     store = cluster.stores[0]
     values = {f"r{i}": value_of(f"r{i}", 0, 200_000 + i) for i in range(20)}
     for key, value in values.items():
