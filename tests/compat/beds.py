@@ -28,7 +28,7 @@ REAL = os.environ.get("MOONCAKE_PYTHON", "")
 WHY_NOT_REAL = "MOONCAKE_PYTHON names no interpreter that has mooncake-transfer-engine-non-cuda"
 SEGMENT = 64 << 20
 START_S = 60.0
-CASE_S = 90.0
+CASE_S = 100.0
 
 
 class WorkerGoneError(Exception):

@@ -14,7 +14,7 @@ import numpy as np
 LOCAL_BUFFER = 16 << 20
 GUARD = 64
 GUARD_BYTE = 0xA5
-WAIT_S = 30.0
+WAIT_S = 60.0
 store: Any = importlib.import_module("mooncake.store")
 T = TypeVar("T")
 

@@ -65,14 +65,14 @@ def case_as_a_dict(api: Api) -> None:
         {"global_segment_size": MB16},
         {"global_segment_size": "16777216"},
         {"global_segment_size": "16384kb", "local_buffer_size": "32m"},
-        {"nosuch": "1"},
-        {"enable_ssd_offload": False, "rdma_devices": ""},
+        {"global_segment_size": 0, "nosuch": "1"},
+        {"global_segment_size": "0", "enable_ssd_offload": False, "rdma_devices": ""},
     ):
         store = api.new()
         same((more, store.setup(settings(api, **more))), (more, 0))
         same(store.close(), 0)
     store = api.new()
-    same(store.setup(config=settings(api)), 0)
+    same(store.setup(config=settings(api, global_segment_size=0)), 0)
     same(store.put("large", bytes(17 << 20)), -600)
 
 
