@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from moonpool.config import (
     resolve_master,
 )
 from moonpool.config_values import parse_address, parse_size
+from moonpool.core.eviction import DEFAULT, POLICIES
+from moonpool.demo.up_config import UpConfig
 from moonpool.errors import ConfigError
 
 
@@ -242,3 +245,13 @@ def test_of_ha_and_master_the_stronger_source_counts() -> None:
     assert load(MasterConfig, env=env).ha == "etcd://e:1"
     assert resolve_master(None, env) == "etcd://e:1"
     assert resolve_master("m:3", env) == "m:3"
+
+
+def test_the_eviction_policies_are_those_that_there_are() -> None:
+    for role in (MasterConfig, UpConfig):
+        (field,) = (each for each in dataclasses.fields(role) if each.name == "eviction")
+        assert field.default == DEFAULT
+        for name in POLICIES:
+            assert field.metadata["check"].parse(name) == name
+        with pytest.raises(ValueError, match="choices"):
+            field.metadata["check"].parse("best")

@@ -15,11 +15,14 @@ from typing import Any, Final
 from moonpool.bench.eviction_load import Load, read_load
 from moonpool.bench.eviction_pool import Pool
 from moonpool.bench.optimum import optimum
-from moonpool.core.eviction import POLICIES
+from moonpool.core.eviction import DEFAULT, POLICIES
 from moonpool.core.eviction.cost import DEPTH_EQUAL
+from moonpool.core.sessions import Sessions
 
 OPTIMUM: Final = "optimum"
-NAMES: Final = (*POLICIES, OPTIMUM)
+SESSIONS: Final = "sessions"
+"""The default policy, told when a conversation has ended."""
+NAMES: Final = (*POLICIES, SESSIONS, OPTIMUM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def run(
     shares: list[float],
     say: Callable[[str], None] = lambda _text: None,
 ) -> Report:
-    """Measure policies (of NAMES) in pools of these shares of each trace's objects."""
+    """Measure policies (of NAMES) in pools of these shares of each trace's objects; SESSIONS only
+    where a trace knows conversations."""
     traces: list[TraceFacts] = []
     points: list[Point] = []
     for path in paths:
@@ -87,6 +91,8 @@ def run(
         traces.append(facts)
         say(f"{load.name}: {facts.requests:,} requests, {facts.objects:,} objects")
         for policy in policies:
+            if policy == SESSIONS and not load.knows_conversations:
+                continue
             for share in shares:
                 points.append(measure(load, policy, share))
                 say(f"  {policy}, {share:.2%}: {points[-1].hit_rate:.2%}")
@@ -100,8 +106,9 @@ def measure(load: Load, policy: str, share: float) -> Point:
     if policy == OPTIMUM:
         hits = optimum([ask.objects for ask in load.asks], len(load.keys), capacity)
     else:
-        pool = Pool(load, policy, capacity)
-        hits = [pool.request(ask.objects) for ask in load.asks]
+        told = Sessions() if policy == SESSIONS else None
+        pool = Pool(load, DEFAULT if told is not None else policy, capacity, sessions=told)
+        hits = [pool.request(ask) for ask in load.asks]
         behind = pool.behind_gap
     return _point(load, policy, (share, capacity), hits, behind)
 

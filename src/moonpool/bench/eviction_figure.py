@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from moonpool.bench.eviction import OPTIMUM, Report, TraceFacts
+from moonpool.bench.eviction import NAMES, OPTIMUM, SESSIONS, Report, TraceFacts
 from moonpool.errors import ConfigError
 
 # Colours that differ in lightness too; the optimum is drawn apart from all of them.
@@ -15,8 +15,11 @@ STYLES: Final = {
     "s3fifo": ("#d55e00", "^", "-"),
     "arc": ("#009e73", "v", "-"),
     "cost": ("#cc79a7", "D", "-"),
+    SESSIONS: ("#0072b2", "o", ":"),
     OPTIMUM: ("#000000", "", "--"),
 }
+
+CEILING: Final = "nothing evicted"
 
 
 def draw(report: Report, path: Path) -> None:
@@ -30,8 +33,14 @@ def draw(report: Report, path: Path) -> None:
     for panel, facts in zip(panels, report.traces, strict=True):
         _panel(panel, report, facts)
     panels[0].set_ylabel("prompt tokens hit, %")
-    names, labels = panels[0].get_legend_handles_labels()
-    figure.legend(names, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    found = {
+        label: line
+        for panel in panels
+        for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    labels = [*(name for name in NAMES if name in found), CEILING]
+    lines = [found[label] for label in labels]
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     try:
         figure.savefig(path, dpi=110, format="png")
     except OSError as error:
@@ -47,7 +56,7 @@ def _panel(panel: Any, report: Report, facts: TraceFacts) -> None:
         x, y = [share for share, _ in points], [100 * rate for _, rate in points]
         panel.plot(x, y, line, color=colour, marker=marker, markersize=4.5, label=policy)
     ceiling = 100 * facts.ceiling
-    panel.axhline(ceiling, color="#555555", linewidth=0.8, linestyle=":", label="nothing evicted")
+    panel.axhline(ceiling, color="#555555", linewidth=0.8, linestyle=":", label=CEILING)
     panel.set_xscale("log", base=2)
     panel.set_xticks(shares, [f"{100 * share:.3g}" for share in shares])
     panel.minorticks_off()

@@ -10,10 +10,13 @@ from moonpool.bench.tiers import NAMESPACE, steps_of
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request: its prompt's tokens, and its objects front first. Only full objects are named."""
+    """A request: its prompt's tokens, and its objects front first (only full ones are named).
+    ``last``: the ``conversation`` ends with it; where the trace knows none, it is empty."""
 
     input_tokens: int
     objects: list[int]
+    conversation: str = ""
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,11 @@ class Load:
         return sum(len(ask.objects) for ask in self.asks)
 
     @property
+    def knows_conversations(self) -> bool:
+        """Whether the trace says which requests belong together."""
+        return any(ask.conversation for ask in self.asks)
+
+    @property
     def input_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(ask.input_tokens for ask in self.asks)
@@ -40,10 +48,13 @@ def read_load(path: Path) -> Load:
     """Read a trace; raise TraceError."""
     head = bytes((len(NAMESPACE),)) + NAMESPACE
     numbers: dict[bytes, int] = {}
+    steps = steps_of(path)
+    lasts = {step.conversation: at for at, step in enumerate(steps) if step.conversation}
     asks: list[Ask] = []
     tokens_each = 1
-    for step in steps_of(path):
+    for at, step in enumerate(steps):
         objects = [numbers.setdefault(digest, len(numbers)) for digest in step.digests]
-        asks.append(Ask(step.input_tokens, objects))
+        last = lasts.get(step.conversation) == at
+        asks.append(Ask(step.input_tokens, objects, step.conversation, last))
         tokens_each = step.tokens_each
     return Load(path.name, asks, [head + digest for digest in numbers], tokens_each)

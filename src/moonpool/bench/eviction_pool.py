@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from moonpool.bench.eviction_load import Load
+from moonpool.bench.eviction_load import Ask, Load
 from moonpool.core.eviction import make_policy
 from moonpool.core.index import Index, Object, placed
 from moonpool.core.marks import Marks
 from moonpool.core.messages import Located
+from moonpool.core.sessions import Sessions, unused
 
 OBJECT_BYTES: Final = 4096
 _PLACE: Final = placed(Located(OBJECT_BYTES))
@@ -31,8 +32,12 @@ class _NoMarks(Marks):
 class Pool:
     """Room for ``capacity`` objects. ``behind_gap`` counts those put that were there already."""
 
-    def __init__(self, load: Load, policy: str, capacity: int) -> None:
+    def __init__(
+        self, load: Load, policy: str, capacity: int, *, sessions: Sessions | None = None
+    ) -> None:
+        """sessions: where conversations are kept whose end is said."""
         self.behind_gap = 0
+        self._sessions = sessions
         self._policy = make_policy(policy, lambda: capacity * OBJECT_BYTES)
         self._index = Index(_NoMarks())
         self._capacity = capacity
@@ -41,9 +46,9 @@ class Pool:
         self._there: list[Object | None] = [None] * len(load.keys)
         self._stamp = 0
 
-    def request(self, wanted: list[int]) -> int:
+    def request(self, ask: Ask) -> int:
         """Serve a request; return how many leading objects were there."""
-        there = self._there
+        there, wanted = self._there, ask.objects
         known: list[Object] = []
         for number in wanted:
             each = there[number]
@@ -60,7 +65,20 @@ class Pool:
                 self.behind_gap += 1
                 self._touch([found])
                 self._policy.used([found])
+        if self._sessions is not None and ask.conversation:
+            self._note(self._sessions, ask)
         return len(known)
+
+    def _note(self, sessions: Sessions, ask: Ask) -> None:
+        """Do what UseSession and EndSession do."""
+        end = self._there[ask.objects[-1]] if ask.objects else None
+        if end is not None:
+            sessions.use(ask.conversation, [end])
+        if ask.last:
+            found = [self._index.find(key) for key in sessions.end(ask.conversation)]
+            released = self._policy.released
+            ends = [each for each in found if each is not None]
+            released.add(unused(ends, sessions.users, released.stamps))
 
     def _touch(self, used: list[Object]) -> None:
         apart = self._policy.counts
@@ -94,6 +112,9 @@ class Pool:
     def _evict(self, victim: Object) -> None:
         policy = self._policy
         self._there[self._numbers[victim.key]] = None
+        if self._sessions is not None:
+            self._sessions.gone(victim)
+            policy.released.forget(victim)
         policy.evicted(victim)
         policy.removed(victim)
         parent = self._index.remove(victim)

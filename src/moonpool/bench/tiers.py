@@ -19,7 +19,7 @@ from moonpool.core.keys import DIGEST_BYTES
 from moonpool.core.master import MasterConfig, MasterState
 from moonpool.ssd.catalog import Catalog
 from moonpool.ssd.records import Record
-from moonpool.workload.traces import Request, read_trace
+from moonpool.workload.traces import Group, read_trace
 
 OBJECT_TOKENS = 256
 OBJECT_BYTES = 64 << 10
@@ -56,33 +56,35 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request as the pool sees it: when, of how many tokens, the digests of its objects."""
+    """A request as the pool sees it: when, of how many tokens, the digests of its objects; and of
+    which conversation, where the trace says so."""
 
     time_s: float
     input_tokens: int
     digests: list[bytes]
     tokens_each: int
+    conversation: str = ""
 
 
 def steps_of(path: Path) -> list[Step]:
     """Return the requests of a trace by time; conversations start as the trace says."""
-    streams = [
-        _steps(group.scope, group.block_tokens, list(group.requests)) for group in read_trace(path)
-    ]
+    streams = [_steps(group) for group in read_trace(path)]
     return list(heapq.merge(*streams, key=lambda step: step.time_s))
 
 
-def _steps(scope: str, block_tokens: int, requests: list[Request]) -> Iterator[Step]:
+def _steps(group: Group) -> Iterator[Step]:
     """Group blocks to objects of about OBJECT_TOKENS; an object's digest names its prefix."""
+    scope, block_tokens = group.scope, group.block_tokens
+    name = scope if group.conversation else ""
     stride = max(1, OBJECT_TOKENS // block_tokens)
-    for request in sorted(requests, key=lambda each: each.time_s):
+    for request in sorted(group.requests, key=lambda each: each.time_s):
         ids = request.blocks[: request.input_tokens // block_tokens].tolist()
         digest, digests = xxhash.xxh3_128(scope.encode()).digest(), []
         for at in range(0, len(ids) - stride + 1, stride):
             part = b"".join(each.to_bytes(8, "little") for each in ids[at : at + stride])
             digest = xxhash.xxh3_128(digest + part).digest()
             digests.append(digest)
-        yield Step(request.time_s, request.input_tokens, digests, stride * block_tokens)
+        yield Step(request.time_s, request.input_tokens, digests, stride * block_tokens, name)
 
 
 def working_set(steps: list[Step]) -> int:

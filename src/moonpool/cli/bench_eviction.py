@@ -19,7 +19,8 @@ DEFAULT_SIZES = "0.01,0.03,0.0625,0.125,0.25,0.5"
 def eviction(
     trace: Annotated[list[Path], typer.Option("--trace", help="A request trace; may be repeated.")],
     policies: Annotated[
-        str, typer.Option(help="Policies, with commas, and optimum; else all.", metavar="NAMES")
+        str,
+        typer.Option(help="Policies, sessions, optimum, with commas; else all.", metavar="NAMES"),
     ] = "",
     sizes: Annotated[
         str, typer.Option(help="Pools, as shares of each trace's objects, with commas.")

@@ -83,12 +83,17 @@ class Stack:
         self._supervisor.check()
 
     async def start_pool(
-        self, pool_bytes: int, segments: Path, disk: Mapping[str, Any] | None = None
+        self,
+        pool_bytes: int,
+        segments: Path,
+        disk: Mapping[str, Any] | None = None,
+        eviction: str = "",
     ) -> Pool:
         """Start a master and a node that gives ``pool_bytes`` to the pool. disk: the node's keys
-        for its disk, if it is to have one."""
+        for its disk, if it is to have one. eviction: the master's policy, if not the default."""
         base = {"host": "127.0.0.1", "port": 0}
-        ready = await self._start_service("master", {**base, "http_port": 0})
+        policy = {"eviction": eviction} if eviction else {}
+        ready = await self._start_service("master", {**base, **policy, "http_port": 0})
         address = f"127.0.0.1:{ready['port']}"
         await self._start_service(
             "node",

@@ -60,7 +60,7 @@ async def _start(
     )
 
     say("starting master and node")
-    pool = await stack.start_pool(config.pool_size, segments, config.disk())
+    pool = await stack.start_pool(config.pool_size, segments, config.disk(), config.eviction)
     count, about = config.replicas, f"{config.replicas} vLLM replicas"
     if config.prefill:
         count = config.prefill + config.decode

@@ -39,6 +39,11 @@ class UpConfig(RoleConfig):
     ssd: str = _key(
         "", v.text, "a directory on an SSD for a second tier of the pool, DIR or DIR:SIZE"
     )
+    eviction: str = _key(
+        "leaf-lru",
+        v.one_of("lru", "leaf-lru", "s3fifo", "arc", "cost"),
+        "what goes first when the pool is full",
+    )
     engine_kv_size: int = _key(512 << 20, v.size, "memory for KV of each replica")
     context_tokens: int = _key(8192, v.number(64, 1 << 20), "longest prompt and answer together")
     sequences: int = _key(8, v.number(1, 1024), "requests that a replica answers at a time")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moonpool.bench.eviction import OPTIMUM, measure, run
+from moonpool.bench.eviction import OPTIMUM, SESSIONS, measure, run
 from moonpool.bench.eviction_load import Ask, Load
 from moonpool.bench.optimum import optimum
 from moonpool.cli.app import app
@@ -95,6 +95,20 @@ def test_the_ceiling_of_a_real_trace_is_what_it_is_known_for() -> None:
     # Its own sum counts a last block that is not full.
     assert report.traces[0].ceiling == pytest.approx(0.6512, abs=1e-3)
     assert report.points[0].hit_rate == pytest.approx(report.traces[0].ceiling)
+
+
+def test_conversations_that_are_over_make_room_for_those_that_go_on() -> None:
+    asks = []
+    for turn in range(1, 9):
+        asks.append(Ask(10 * turn, list(range(200, 200 + turn)), "long", turn == 8))
+        asks += [
+            Ask(60, list(range(6 * short, 6 * short + 6)), f"short {short}", True)
+            for short in range(3 * turn, 3 * turn + 3)
+        ]
+    load = Load("made", asks, [bytes(block(number)) for number in range(208)], 10)
+    told, untold = measure(load, SESSIONS, 0.072), measure(load, "leaf-lru", 0.072)
+    assert told.capacity == untold.capacity == 15
+    assert (told.hit_tokens, untold.hit_tokens) == (10 * sum(range(1, 8)), 0)
 
 
 def trace_file(folder: Path) -> Path:
