@@ -277,7 +277,7 @@ hash_bytes = xxhash.xxh3_64_intdigest
 
 def entry_checks(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return the checksum over all other fields of each entry, shape (n,)."""
-    raw = memoryview(np.ascontiguousarray(entries)).cast("B") if len(entries) else b""
+    raw = np.ascontiguousarray(entries).view(np.uint8).data
     hash_of, end = hash_bytes, ENTRY_BYTES - 8
     values = [hash_of(raw[at : at + end]) for at in range(0, len(raw), ENTRY_BYTES)]
     return np.array(values, np.uint64)
