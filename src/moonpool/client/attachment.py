@@ -121,8 +121,10 @@ class AttachedTransport:
         """Copy objects into memory; see Transport."""
         self._enter()
         try:
+            # Before: the node may be done with comparing while this reads what is damaged.
+            doubtful = self._is_doubtful()
             codes = self._shm.read(places, memory)
-            if self._is_doubtful():
+            if doubtful:
                 self._compare(places, codes)
             return codes
         finally:
@@ -152,8 +154,9 @@ class AttachedTransport:
         """Read one small object; return its code."""
         self._enter()
         try:
+            doubtful = self._is_doubtful()
             code = self._shm.read_buffer(place, target)
-            if code == 0 and self._is_doubtful():
+            if code == 0 and doubtful:
                 known = self._shm.segment.checksum_at(place.slot, place.generation)
                 code = 0 if hash_bytes(target[: place.size]) == known else ChecksumError.code
             return code

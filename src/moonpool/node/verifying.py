@@ -61,6 +61,8 @@ class Verifier:
         started, found = time.monotonic(), 0
         for indexes, offsets, generations in segment.damaged():
             if indexes:
+                # Before the file beside goes: who has located such an object must not read it then.
+                segment.disown(offsets, generations)
                 segment.drop(indexes, generations)
                 self._tell(name, offsets, generations)
                 found += len(indexes)

@@ -274,6 +274,14 @@ class Segment:
         self.parts()
         return int(valid.sum())
 
+    def disown(self, offsets: list[int], generations: list[int]) -> None:
+        """Let no reader take what lies at these offsets for objects of these generations."""
+        pages = self.parts().owners.pages
+        first = np.array(offsets, np.int64) // PAGE_BYTES
+        still = pages[first] == np.array(generations, np.uint64)
+        pages[first[still]] = 0
+        self.parts()
+
     def scan(self, *, verify: bool = False, reset: bool = False, pack: bool = False) -> scan.Scan:
         """Read the table; see scan.read."""
         parts = self.parts()

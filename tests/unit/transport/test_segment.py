@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moonpool.errors import InvalidArgumentError, TransferError
+from moonpool.errors import InvalidArgumentError, NotFoundError, TransferError
 from moonpool.transport import layout
 from moonpool.transport.host import host_identity, shares_memory
 from moonpool.transport.layout import ENTRY_BYTES, PAGE_BYTES, Geometry
@@ -198,6 +198,16 @@ def test_drop_frees_only_what_is_unchanged(segment: Segment) -> None:
     assert dropped == 2
     assert [f.index for f in segment.scan().found] == [1, 3]
     assert segment.drop([], []) == 0
+
+
+def test_who_located_what_was_disowned_does_not_read_it(segment: Segment) -> None:
+    put(segment, 3)
+    where = places([5000] * 3, 100)
+    # The second is of another generation by now: it is left alone.
+    segment.disown(where.offsets[:2].tolist(), [100, 99])
+    read = ShmTransport(segment).read(where, batch(0, [5000] * 3).pieces)
+    assert read.tolist() == [NotFoundError.code, 0, 0]
+    assert [found.index for found in segment.scan(reset=True).found] == [1, 2]
 
 
 def test_holes_stay_holes(segment: Segment) -> None:
