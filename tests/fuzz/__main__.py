@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ def main() -> int:
     total = sum(each.share for each in chosen)
     started, results = time.monotonic(), {}
     for kind in chosen:
-        count = max(1, round(options.inputs * kind.share / total))
+        count = math.ceil(options.inputs * kind.share / total)
         found = fuzz(kind(), options.seed, count, options.first)
         results[kind.name] = found.as_json()
         print(f"{kind.name}: {json.dumps(results[kind.name])}", flush=True)  # noqa: T201
