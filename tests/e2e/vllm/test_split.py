@@ -20,7 +20,7 @@ from moonpool.demo.model import build_model
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.logprobs import difference
 from tests.e2e.vllm.servers import BLOCK, OBJECT, Server, prompt
-from tests.integration.processes import eventually, pool
+from tests.integration.processes import Master, eventually, pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -57,6 +57,7 @@ class Split:
     decode: Server
     store: Store
     threads: ThreadPoolExecutor
+    master: Master
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def begin(
@@ -104,7 +105,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
         store = stack.enter_context(Store.connect(master.address, name="probe"))
         threads = stack.enter_context(ThreadPoolExecutor(8))
         prefill, decode = (server.ready() for server in servers)
-        yield Split(prefill, decode, store, threads)
+        yield Split(prefill, decode, store, threads, master)
 
 
 def test_d_answers_like_one_engine_and_loads_while_p_computes(split: Split) -> None:
@@ -225,4 +226,16 @@ def test_a_p_that_is_killed_costs_a_recompute(split: Split) -> None:
     answer = second.result()
     assert difference(answer, split.plain(tokens)) < SAME
     assert split.counted("remote_prefills_failed") > failed
+    assert split.decode.metric("vllm:moonpool_errors_total") == 0
+
+
+def test_a_split_whose_master_is_gone_is_computed_by_d(split: Split) -> None:
+    """The very last. The first request finds out; those after it know."""
+    prompts = [prompt(90 + n, LONG) for n in range(3)]
+    plain = [split.plain(tokens) for tokens in prompts]
+    split.master.kill()
+    for tokens, expected in zip(prompts, plain, strict=True):
+        answer = split.decode.complete(tokens, kv_transfer_params=to_d(NEVER))
+        assert difference(answer, expected) < SAME
+    assert split.decode.metric("vllm:moonpool_pool_connected") == 0
     assert split.decode.metric("vllm:moonpool_errors_total") == 0
