@@ -6,18 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from moonpool.core import messages as m
+from moonpool.core.copies import wanted_of
 
 PUT_TIMEOUT_S = 30.0
 
 
 @dataclass(eq=False)
 class Claim:
-    """A place that a writer may still touch."""
+    """A place that a writer may still touch, or an object's. ``generation``: 0, or its own where
+    it is not the object's."""
 
     node: str
     index: int
     offset: int
     capacity: int
+    generation: int = 0
 
     def overlaps(self, node: str, offset: int, capacity: int) -> bool:
         return (
@@ -53,6 +56,20 @@ class ModelObject:
     item: m.PutItem
     pinned: bool
     places: list[Claim]
+
+    def wants(self, node: ModelNode, found: m.Found) -> bool:
+        """Tell whether what a node found is one of the copies that there are to be."""
+        if found.size != self.item.size:
+            return False
+        if found.generation == self.generation and not self.has_copies:
+            return True
+        nodes = {place.node for place in self.places}
+        return node.name not in nodes and len(nodes) < wanted_of(self.generation)
+
+    @property
+    def has_copies(self) -> bool:
+        """Tell whether a place is of another generation."""
+        return any(place.generation for place in self.places)
 
 
 @dataclass(eq=False)
@@ -175,15 +192,17 @@ class Model:
         rejected: list[int] = []
         for index, found in sorted(node.found.items(), key=lambda each: each[1].generation):
             known = self.objects.get(found.key)
-            newest = self.removed.get(found.key, 0)
-            if known is not None:
-                newest = max(newest, known.generation - 1)
-            if newest >= found.generation:
+            place = Claim(node.name, index, found.offset, found.capacity)
+            if self.removed.get(found.key, 0) >= found.generation:
                 rejected.append(index)
                 continue
-            place = Claim(node.name, index, found.offset, found.capacity)
-            if known is not None and known.generation == found.generation:
+            if known is not None and known.wants(node, found):
+                if found.generation != known.generation:
+                    place.generation = found.generation
                 known.places.append(place)
+                continue
+            if known is not None and (known.generation >= found.generation or known.has_copies):
+                rejected.append(index)
                 continue
             item = m.PutItem(found.key, found.size, found.parent)
             self.objects[found.key] = ModelObject(found.generation, item, False, [place])
