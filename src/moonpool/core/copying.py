@@ -229,7 +229,9 @@ def repair(state: State) -> None:
     """Begin to copy objects that are on fewer hosts than they want."""
     thin = state.copies.thin
     for _ in range(min(len(thin), LOOKED_AT_MAX)):
-        each = next(iter(thin))
+        each = next(iter(thin), None)
+        if each is None:
+            return  # the rest of them went to make room for copies
         due = thin.pop(each)
         begun = STARTED
         if due <= state.now and each not in state.copies.busy:

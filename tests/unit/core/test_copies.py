@@ -367,6 +367,26 @@ def test_what_goes_to_make_room_for_itself_is_not_copied() -> None:
     assert pool.exists(A) == [True]
 
 
+def test_others_that_go_to_make_room_for_a_copy_are_not_copied_either() -> None:
+    pool = Pool("n0")
+    others = [key_of(f"other{i}") for i in range(12)]
+    pool.put(*others, replicas=2)
+    pool.join("n1", 8)
+    for node in ("n0", "n1"):
+        disk = m.DiskInfo(node, 1 << 30, m.ON_EVICT, 1 << 20, 1 << 20)
+        handle = pool.expect(m.Mounted, m.MountDisk(disk), node).handle
+        held = []
+        for key in others if node == "n0" else []:
+            found = pool.stat(key)
+            assert found is not None
+            held.append(m.Shelved(key, b"", PAGE, found.checksum, found.generation))
+        pool.expect(m.Announced, m.Shelve(handle, held), node)
+    pool.put(*[key_of(f"k{i}") for i in range(8)], preferred="n1", pinned=True)
+    pool.tick(2.0)
+    assert pool.copies() == []
+    assert all(pool.exists(*others))
+
+
 # --- drains ---------------------------------------------------------------------------------------
 
 
