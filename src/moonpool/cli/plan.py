@@ -44,7 +44,9 @@ def plan(
         float, typer.Option(min=0.0, max=1.0, help="Share of blocks to follow; 0: as size asks.")
     ] = 0.0,
     form: Annotated[str, typer.Option("--format", help="The trace's format.")] = "",
-    block_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the trace's blocks.")] = 0,
+    block_tokens: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="Tokens of the trace's blocks.")
+    ] = 0,
     html: Annotated[Path | None, typer.Option(help="Also write a page here.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also write the figure here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,

@@ -57,7 +57,7 @@ def status(as_json: Json = False, master: Master = None) -> None:
         counters = [[name, f"{value:,}"] for name, value in sorted(found.counters.items()) if value]
         if counters:
             print_table(["counter", "since the master's start"], counters)
-    if not any(segment.ready for segment in found.segments):
+    if not any(segment.ready and not segment.draining for segment in found.segments):
         fail("no segment takes objects: start a node (moonpool node)", NOT_WELL)
 
 

@@ -51,10 +51,13 @@ def stats(
     """Count requests, conversations and tokens, and what could have been hit."""
     from moonpool.workload.figures import draw
     from moonpool.workload.stats import stats_of
+    from moonpool.workload.traces import TraceError
 
     problems = _problems(strict)
     found = stats_of(_read(trace, problems, form, block_tokens, tokenizer))
     _tell(problems)
+    if not found.requests:
+        raise TraceError(f"{trace}: no request in it can be read")
     if figure is not None:
         draw(found, trace.name, figure)
     if as_json:

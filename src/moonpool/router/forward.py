@@ -38,6 +38,7 @@ REACHED_IN_ALL_MAX = 3
 PREFILLS_MAX = 2
 BUSY = frozenset((429, 502, 503, 504))
 LOOP = 508
+ENGINE_DIED = b"EngineCore encountered an issue"
 
 
 @dataclass(slots=True)
@@ -174,6 +175,8 @@ class Forwarder:
         async with upstream:
             if upstream.status == LOOP:
                 raise up.UpstreamError("it leads back to this router", reached=False)
+            if engine_died(upstream.status, first):
+                raise up.UpstreamError("its engine has died")
             if upstream.status in BUSY and more:
                 self.metrics.retries.labels(instance.url).inc()
                 return None
@@ -235,6 +238,13 @@ class Forwarder:
                 plan.serve.model.observe(plan.work, seconds)
             known = plan.ahead or plan
             self.metrics.foreseen_tokens.inc(max(known.local_tokens, known.pool_tokens))
+
+
+def engine_died(status: int, first: bytes) -> bool:
+    """Return whether vLLM's front says that the engine behind it is no more: it answers so, before
+    any token, for a moment before it ends as well."""
+    failed = status >= 500 or (status == 200 and first.startswith(b'data: {"error"'))
+    return failed and ENGINE_DIED in first
 
 
 def handover_failed(status: int, first: bytes) -> bool:

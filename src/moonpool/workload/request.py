@@ -55,6 +55,8 @@ def request_of(
     # Some traces name a last block that is not full, some leave it out.
     if not ids or len(ids) * block_tokens < input_tokens - block_tokens:
         raise ValueError(f"{len(ids)} blocks of {block_tokens} tokens for {input_tokens} tokens")
+    if (len(ids) - 1) * block_tokens >= input_tokens:
+        raise ValueError(f"{len(ids)} blocks of {block_tokens} tokens for only {input_tokens}")
     blocks = np.asarray(ids, dtype=np.int64)
     return Request(time_s, input_tokens, output_tokens, blocks, think_s, session)
 

@@ -7,6 +7,7 @@ a TraceError that names file and line, or is left out and counted (Problems).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,10 @@ def read_trace(
         requests = chat.read(path, lines, problems, block_tokens, encode)
     elif form in _FLAT:
         reader, usual = _FLAT[form]
+        if form == "mooncake" and not block_tokens:
+            head = list(islice(lines, mooncake.LINES_LOOKED_AT))
+            usual = mooncake.size_of([line for _, line in head])
+            lines = chain(head, lines)
         block_tokens = block_tokens or usual
         requests = reader(path, lines, problems, block_tokens)
     else:

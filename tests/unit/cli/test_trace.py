@@ -59,6 +59,7 @@ def test_bad_lines_are_told_on_stderr_and_strict_ends(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         (["stats", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+        (["stats", "/dev/null"], "/dev/null: no requests in it"),
         (["synth", "x", "out"], "'x' is not allowed; allowed: codex, scaling, chat, forks"),
         (["synth", "chat", "/nowhere/out", "--conversations", "1"], "/nowhere/out: No such file"),
         (["anonymize", "a", "b", "--key-file", "nowhere"], "key-file: nowhere: No such file"),

@@ -227,6 +227,30 @@ async def test_an_instance_that_closes_without_an_answer_is_passed_over() -> Non
             assert (await response.json())["by"] == "alive"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_says_that_it_died_is_passed_over(stream: bool) -> None:
+    said = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    error = json.dumps({"error": {"message": said, "type": "InternalServerError", "code": 500}})
+
+    async def dead(request: web.Request) -> web.Response:
+        if stream:
+            return web.Response(text=f"data: {error}\n\n", content_type="text/event-stream")
+        return web.Response(status=500, text=error, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", dead)
+    alive = Upstream("alive")
+    async with AsyncExitStack() as stack:
+        dead_url = await stack.enter_async_context(serving_app(app))
+        alive_url = await stack.enter_async_context(serving_app(alive.app()))
+        _, url = await stack.enter_async_context(_front(dead_url, alive_url))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        for _ in range(3):
+            async with http.post(f"{url}/v1/chat/completions", json={"prompt": "x"}) as response:
+                assert response.status == 200
+                assert (await response.json())["by"] == "alive"
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_that_is_too_large_is_refused(chunked: bool) -> None:
     async def body() -> AsyncIterator[bytes]:

@@ -93,6 +93,20 @@ def test_aiperf_adds_sessions_delays_and_lines_without_blocks(tmp_path: Path) ->
     assert (second.time_s, second.think_s, second.known) == (0.75, 0.25, False)
 
 
+@pytest.mark.parametrize("block", [16, 64, 256, 512, 2048])
+def test_the_size_of_blocks_follows_from_the_first_lines(tmp_path: Path, block: int) -> None:
+    lengths = (5 * block + 3, 12 * block, 7 * block - 1)
+    lines = [
+        {"timestamp": n, "input_length": length, "hash_ids": list(range(-(-length // block)))}
+        for n, length in enumerate(lengths)
+    ]
+    group, requests = _read(tmp_path, _json(*lines))
+    assert group.block_tokens == block
+    assert len(requests) == 3
+    with pytest.raises(TraceError, match=f"6 blocks of {4 * block} tokens for only"):
+        _read(tmp_path, _json(*lines), block_tokens=4 * block)
+
+
 def _letters(messages: list[dict[str, Any]]) -> list[int]:
     return [ord(letter) for each in messages for letter in f"{each['role']}:{each['content']};"]
 

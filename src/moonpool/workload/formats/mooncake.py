@@ -6,6 +6,7 @@ after the answer before instead of a timestamp, and lines may leave out ``hash_i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from moonpool.workload.lines import BAD_LINE, Lines, Problems
 from moonpool.workload.request import Request, Strangers, request_of
 
 BLOCK_TOKENS = 512
+SIZES = (512, 256, 128, 64, 32, 16, 8, 1024, 2048, 4096)
+"""What blocks may have where nothing is said; the first that fits the first lines."""
+LINES_LOOKED_AT = 100
 
 
 class _Line(msgspec.Struct):
@@ -27,6 +31,25 @@ class _Line(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Line)
+
+
+def size_of(lines: list[bytes]) -> int:
+    """Return how many tokens the blocks of a trace have that begins with these lines.
+
+    The format does not say; a prompt is as long as its blocks, but for the last of them.
+    """
+    seen = []
+    for line in lines:
+        with contextlib.suppress(*BAD_LINE):
+            found = _DECODER.decode(line)
+            if found.hash_ids:
+                seen.append((found.input_length, len(found.hash_ids)))
+    fitting = (
+        size
+        for size in SIZES
+        if all(count in (-(-length // size), length // size) for length, count in seen)
+    )
+    return next(fitting, BLOCK_TOKENS)
 
 
 def read(path: Path, lines: Lines, problems: Problems, block_tokens: int) -> Iterator[Request]:
