@@ -429,7 +429,7 @@ def victim(cluster: Cluster) -> tuple[SegmentInfo, ObjectInfo, int, int]:
     session = Session(cluster.master.ports["port"], peer="looker")
     answer = session.ask(["Get", [b"\x00kept-5"], 77, 1.0])
     session.close()
-    _, index, offset = answer[1][0][3][0]
+    _, index, offset, *_ = answer[1][0][3][0]
     return store.status().segments[0].info, store.stat("kept-5"), index, offset
 
 

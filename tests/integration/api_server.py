@@ -100,6 +100,12 @@ class ApiServer:
         return web.json_response(lease, status=status)
 
 
+async def _ended(runner: web.AppRunner) -> None:
+    await runner.cleanup()
+    # Connections with TLS take some more turns of the loop until their sockets are closed.
+    await asyncio.sleep(0.25)
+
+
 class Cluster:
     """An API server with TLS in a thread of its own, and the folder of an account that it knows."""
 
@@ -124,7 +130,7 @@ class Cluster:
             try:
                 yield
             finally:
-                asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+                asyncio.run_coroutine_threadsafe(_ended(runner), loop).result(30)
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(30)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
+import secrets
 import select
 import shutil
 import signal
@@ -69,7 +69,8 @@ def pick_name(hostname: str) -> str:
     low = _port("MC_STORE_CLIENT_MIN_PORT", PORT_MIN)
     high = _port("MC_STORE_CLIENT_MAX_PORT", PORT_MAX)
     for _ in range(TRIES):
-        number = random.randint(min(low, high), max(low, high))
+        # Not the program's own chance: engines seed it all alike, and start together.
+        number = min(low, high) + secrets.randbelow(abs(high - low) + 1)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", number))
             return f"{hostname}:{number}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import Any
 
@@ -15,6 +16,7 @@ from moonpool.compat.dummy import ask_client
 from moonpool.errors import MoonpoolError
 
 HEALTHY, NOT_SET_UP, NO_MASTER = 0, 1, 2
+log = logging.getLogger("moonpool.compat")
 
 
 class Lifecycle(Base):
@@ -58,6 +60,7 @@ class Lifecycle(Base):
             try:
                 self._connected = connect(setup)
             except (MoonpoolError, OSError, ValueError) as error:
+                log.warning("setup: %s", error)
                 return code_of(error)
         return OK
 
