@@ -267,7 +267,12 @@ class MasterSession:
 
     async def _report_gone(self, link: Link) -> None:
         while True:
-            await link.request(await self._gone.get(), Done)
+            gone = await self._gone.get()
+            # Whoever maps a segment since before this life of the node is not known by name: it may
+            # be the one that is asked about, still at its copy.
+            while self._storage.has_old_users():  # noqa: ASYNC110
+                await asyncio.sleep(OLD_WRITERS_POLL_S)
+            await link.request(gone, Done)
 
     async def _report_damaged(self, link: Link, version: int) -> None:
         while True:
