@@ -10,7 +10,7 @@ import pytest
 
 from moonpool.core.messages import Done, WriterGone
 from moonpool.node import session
-from moonpool.node.session import Session
+from moonpool.node.session import MasterSession
 
 
 class Storage:
@@ -39,7 +39,7 @@ async def test_nobody_is_said_to_be_gone_while_somebody_from_before_may_still_co
     started again, knows no client by name yet. Its space was given to others too soon."""
     monkeypatch.setattr(session, "OLD_WRITERS_POLL_S", 0.001)
     storage, link = Storage(), Link()
-    made: Any = object.__new__(Session)
+    made: Any = object.__new__(MasterSession)
     made._gone, made._storage = asyncio.Queue(), storage
     reporting = asyncio.create_task(made._report_gone(link))
     made._gone.put_nowait(WriterGone("client", 7))
