@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
 
 from moonpool.core.messages import Codes, Copy, Message, PutEnd, PutRevoke
 from moonpool.node.copier import Copier
 from moonpool.node.link import Link
+from moonpool.node.saying import sayer
 from moonpool.transport.segment import Segment
 
 REVOKE_PUTS = 10_000
@@ -32,16 +31,7 @@ class NodeCopies:
         # What the session before left unended is given up; a new master does not know it.
         for at in range(0, len(self._unended), REVOKE_PUTS):
             await link.request(PutRevoke(self._unended[at : at + REVOKE_PUTS]), Codes)
-        self._copier.begin(peer, self._sayer())
-
-    def _sayer(self) -> Callable[[Message], None]:
-        loop, out = asyncio.get_running_loop(), self._out
-
-        def say(message: Message) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the node ends
-                loop.call_soon_threadsafe(out.put_nowait, message)
-
-        return say
+        self._copier.begin(peer, sayer(self._out))
 
     async def report(self, link: Link) -> None:
         """Send what there is to say, for as long as the session lasts."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
 
 from moonpool.core.messages import (
     Announced,
@@ -28,6 +26,7 @@ from moonpool.core.messages import (
     Welcome,
 )
 from moonpool.node.link import Link
+from moonpool.node.saying import sayer
 from moonpool.node.tier import Tier
 from moonpool.protocol.versions import DISKS_SINCE
 from moonpool.transport.segment import Segment
@@ -69,20 +68,11 @@ class NodeDisk:
         # By age: where two have one key the newer counts, and parents come before children.
         records.sort(key=lambda each: each.generation)
         held = [Shelved(e.key, e.parent, e.size, e.checksum, e.generation) for e in records]
-        self._tier.begin(handle, peer, self._sayer())
+        self._tier.begin(handle, peer, sayer(self._out))
         for at in range(0, max(len(held), 1), SHELVE_OBJECTS):
             last = at + SHELVE_OBJECTS >= len(held)
             await self._shelve(link, Shelve(handle, held[at : at + SHELVE_OBJECTS], last))
         _log.info("disk: %s, %d objects found", self._tier.shelf.volume.describe(), len(held))
-
-    def _sayer(self) -> Callable[[Message], None]:
-        loop, out = asyncio.get_running_loop(), self._out
-
-        def say(message: Message) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the node ends
-                loop.call_soon_threadsafe(out.put_nowait, message)
-
-        return say
 
     async def report(self, link: Link) -> None:
         """Send what the disk has to say, for as long as the session lasts."""
