@@ -12,12 +12,18 @@ import asyncio
 import contextlib
 import json
 import os
+import queue
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moonpool import Store
+    from moonpool.core.messages import Status
 
 SIZE = "8MB"
 
@@ -55,8 +61,17 @@ class Recorder:
             target.close()
 
 
-def drive(address: str, again: Callable[[], None]) -> None:
-    """Use every verb that a client has; ``again`` kills the node and starts it once more."""
+def wait(store: Store, until: Callable[[Status], object]) -> None:
+    """Ask for the pool's status until it is as wanted."""
+    deadline = time.monotonic() + 10
+    while not until(store.status()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def drive(address: str, again: Callable[[bool], None]) -> None:
+    """Use every verb that a client has; ``again`` kills the node and starts it once more, without
+    what was in its memory if it is told so."""
     from moonpool import Store, pack
 
     with Store.connect(address, name="recorded", transports=("tcp",), connections=1) as store:
@@ -66,11 +81,9 @@ def drive(address: str, again: Callable[[], None]) -> None:
         assert store.put_batch(keys, values, parents=parents) == [0] * 8
         assert not store.put(keys[0], b"taken")
         assert store.put("text", b"x" * 5000)
-        again()
-        deadline = time.monotonic() + 10
-        while not any(segment.ready for segment in store.status().segments):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait(store, lambda status: status.disks[0].objects == 9)
+        again(False)
+        wait(store, lambda status: status.segments and status.disks and status.disks[0].ready)
         assert store.get_batch([*keys, "missing"]) == [*values, None]
         assert store.get("text") == b"x" * 5000
         assert store.match_prefix(keys) == 8
@@ -83,9 +96,38 @@ def drive(address: str, again: Callable[[], None]) -> None:
         store.release(lease)
         assert store.stat(keys[3]).size == 1003
         assert len(list(store.list())) == 9
+        drive_since_2(store, keys)
+        if hasattr(store, "pin"):
+            drive_since_4(store, keys)
+        again(True)
+        wait(store, lambda status: status.segments and status.disks and status.disks[0].ready)
+        assert store.get_batch([*keys, "text"]) == [*values, b"x" * 5000]
         store.remove("text")
         assert store.remove_batch([keys[7]]) == [0]
         assert store.remove_all() == 7
+
+
+def drive_since_2(store: Store, keys: list[bytes]) -> None:
+    """Go through a handoff, and hint at a prefix of which all is in memory."""
+    from moonpool.core.messages import ENDED, OPEN, Awaited, News
+
+    answers: queue.Queue[Awaited | None] = queue.Queue()
+    store.tell([News("transfer", 1, OPEN)])
+    store.watch(keys, "transfer", 5.0, answers.put)
+    answer = answers.get(timeout=10)
+    assert answer is not None
+    assert answer.count == 8
+    store.tell([News("transfer", 1, ENDED)])
+    assert store.prefetch(b"fingerprint", b"".join(bytes([i + 1]) * 16 for i in range(8))) == 0
+
+
+def drive_since_4(store: Store, keys: list[bytes]) -> None:
+    """Pin, unpin, use a session and end it."""
+    assert store.pin([keys[0], b"\0missing"]) == [0, -704]
+    assert store.pin([keys[1]], soft_s=5.0) == [0]
+    assert store.unpin(keys[:2]) == [0, 0]
+    store.use_session("chat", [keys[7]])
+    assert store.end_session("chat") == 8
 
 
 async def main() -> str:
@@ -112,16 +154,19 @@ async def main() -> str:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         loop = asyncio.get_running_loop()
         node = {"port": 0, "name": "n", "master": address, "size": SIZE, "segment_dir": segments}
+        node |= {"ssd": folder / "disk", "ssd_size": "16MB", "ssd_policy": "write-through"}
 
-        async def restart() -> None:
+        async def restart(lose: bool) -> None:
             processes[-1].kill()
             await processes[-1].wait()
             (folder / "node").unlink()
+            if lose:
+                shutil.rmtree(segments)
             await start("node", **node)
             await asyncio.sleep(1)
 
-        def again() -> None:
-            asyncio.run_coroutine_threadsafe(restart(), loop).result(60)
+        def again(lose: bool) -> None:
+            asyncio.run_coroutine_threadsafe(restart(lose), loop).result(60)
 
         await start("node", **node)
         await asyncio.sleep(1)  # what the node says by itself

@@ -17,6 +17,7 @@ from moonpool.core.master import MasterConfig, MasterState
 from moonpool.master.service import Service
 from moonpool.master.session import Session
 from moonpool.protocol.framing import frame
+from moonpool.protocol.versions import PINS_SINCE, PROTOCOL_MAX, PROTOCOL_MIN
 from tests.unit.master.peers import Clock, Pipe
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.jsonl"))
@@ -73,8 +74,9 @@ def lines(recording: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in recording.read_text().splitlines()]
 
 
-def test_there_are_recordings() -> None:
-    assert RECORDED
+def test_every_version_before_this_one_is_recorded() -> None:
+    recorded = {int(path.stem) for path in RECORDED}
+    assert recorded >= set(range(PROTOCOL_MIN, PROTOCOL_MAX))
 
 
 @pytest.mark.parametrize("recording", RECORDED, ids=lambda path: path.stem)
@@ -99,5 +101,9 @@ async def test_this_master_answers_as_the_one_before(recording: Path) -> None:
                 assert now[0] == then[0]
                 assert now[1][: len(then[1])] == then[1]
     assert {"Mount", "Announce", "PutStart", "PutEnd", "Get", "Match", "Remove"} <= verbs
+    if welcome[1][1] > 2:
+        assert {"MountDisk", "Shelve", "Prefetch", "Tell", "Await"} <= verbs
+    if welcome[1][1] >= PINS_SINCE:
+        assert {"Pin", "Unpin", "UseSession", "EndSession"} <= verbs
     assert replay.service.counts.refused == replay.service.counts.bugs == 0
     replay.service.state.validate_state()
