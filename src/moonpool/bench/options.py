@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from moonpool.bench.batch import Batch
 from moonpool.transport import streams
 
-SECTIONS = ("shm", "tcp", "small", "lookup", "checksum", "delay", "memory")
+SECTIONS = ("shm", "tcp", "small", "lookup", "compat", "checksum", "delay", "memory")
 MATRIX_SECTIONS = ("shm-matrix", "tcp-matrix")
+MANY = Batch(512, 61, 36 << 10)
 LARGE = Batch(512, 1, 2 << 20)
 HALF = Batch(256, 1, 2 << 20)
 
@@ -20,7 +21,7 @@ class Options:
     sections: tuple[str, ...] = SECTIONS
     bars: bool = False
     """Whether the figures are what the bars are for."""
-    batches: tuple[Batch, ...] = (Batch(512, 61, 36 << 10), LARGE)
+    batches: tuple[Batch, ...] = (MANY, LARGE)
     clients: tuple[int, ...] = (1,)
     runs: int = 5
     streams: int = streams.STREAMS
@@ -33,6 +34,8 @@ class Options:
     calls: int = 100
     pauses: int = 40
     pause_s: float = 0.01
+    single_batches: tuple[Batch, ...] = tuple(Batch(64 // n, 1, n << 20) for n in (1, 4, 16))
+    piece_batch: Batch = MANY
     objects: int = 200_000
     object_bytes: int = 4096
     pool_bytes: int = 16 << 30
@@ -65,6 +68,8 @@ PRESETS: dict[str, Options] = {
         calls=10,
         pauses=3,
         pause_s=0.002,
+        single_batches=(Batch(4, 1, 1 << 20),),
+        piece_batch=Batch(16, 4, 4 << 10),
         objects=2_000,
         object_bytes=64,
         pool_bytes=64 << 20,

@@ -1,7 +1,8 @@
-"""The client process of Mooncake Store's real wheel, and the owner of its segment.
+"""The client process of a ``mooncake.store``, and the owner of its segment.
 
-Runs in any interpreter that has the wheel and NumPy. A client gives no memory to the pool; the
-owner does and is another process, so bytes travel over TCP as they do between Mooncake's hosts.
+Runs in any interpreter that has Mooncake's wheel and NumPy, or finds moonpool's ``mooncake``. A
+client gives no memory to the pool; the owner does and is another process, so the wheel's bytes
+travel over TCP as they do between its hosts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from moonpool.bench.batch import Bytes
 from moonpool.bench.worker import Answer, Client, serve
@@ -38,6 +42,8 @@ class MooncakeClient(Client):
         self.keys: list[str] = []
         self.out: list[list[int]] = []
         self.back: list[list[int]] = []
+        self.values = False
+        self.single = False
 
     def do_own(self, nbytes: int) -> Answer:
         """Start a master and own a segment of so many bytes; return the master's address."""
@@ -46,6 +52,11 @@ class MooncakeClient(Client):
         address = f"127.0.0.1:{port}"
         self._setup(address, nbytes)
         return {"address": address, "master_pid": self.master.pid}
+
+    def do_manner(self, *, values: bool = False, single: bool = False) -> Answer:
+        """Choose calls: small objects as values, and the objects of a batch one by one."""
+        self.values, self.single = values, single
+        return {}
 
     def connect(self, settings: dict[str, Any]) -> Answer:
         self._setup(settings["address"], 0)
@@ -81,6 +92,9 @@ class MooncakeClient(Client):
         n, size = self.batch.pieces, self.batch.piece_bytes
         if n == 1:
             flat = [place[0] for place in places]
+            if self.single:
+                put_from = self.store.put_from
+                return [put_from(*each, size) for each in zip(keys, flat, strict=True)]
             return list(self.store.batch_put_from(keys, flat, [size] * len(keys)))
         sizes = [[size] * n] * len(keys)
         return list(self.store.batch_put_from_multi_buffers(keys, places, sizes))
@@ -89,7 +103,11 @@ class MooncakeClient(Client):
         n, size = self.batch.pieces, self.batch.piece_bytes
         if n == 1:
             flat = [place[0] for place in self.back]
-            got = self.store.batch_get_into(self.keys, flat, [size] * len(flat))
+            if self.single:
+                get_into = self.store.get_into
+                got = [get_into(*each, size) for each in zip(self.keys, flat, strict=True)]
+            else:
+                got = self.store.batch_get_into(self.keys, flat, [size] * len(flat))
         else:
             sizes = [[size] * n] * len(self.keys)
             got = self.store.batch_get_into_multi_buffers(self.keys, self.back, sizes)
@@ -122,9 +140,15 @@ class MooncakeClient(Client):
         return ask
 
     def put_small(self, number: int, memory: Bytes) -> int:
+        if self.values:
+            return int(self.store.put(f"small-{number}", memory.tobytes()))
         return int(self.store.put_from(f"small-{number}", memory.ctypes.data, memory.nbytes))
 
     def get_small(self, number: int, memory: Bytes) -> int:
+        if self.values:
+            value = self.store.get(f"small-{number}")
+            memory[: len(value)] = np.frombuffer(value, np.uint8)
+            return 0 if len(value) == memory.nbytes else -1
         got = int(self.store.get_into(f"small-{number}", memory.ctypes.data, memory.nbytes))
         return 0 if got == memory.nbytes else got or -1
 
@@ -152,8 +176,9 @@ def free_port() -> int:
 
 
 def start_master(port: int, metrics_port: int) -> subprocess.Popen[bytes]:
-    """Start the wheel's master; it ends with this process, however that ends."""
-    binary = Path(next(iter(importlib.import_module("mooncake").__path__))) / "mooncake_master"
+    """Start ``mooncake_master``; it ends with this process, however that ends."""
+    inside = Path(next(iter(importlib.import_module("mooncake").__path__))) / "mooncake_master"
+    binary = inside if inside.exists() else shutil.which("mooncake_master") or inside
     libc = ctypes.CDLL(None)
     master = subprocess.Popen(
         [str(binary), f"--port={port}", f"--metrics_port={metrics_port}"],

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from moonpool.bench.bulk import bulk_rows
 from moonpool.bench.checksums import checksum_rows
+from moonpool.bench.compat import compat_rows
 from moonpool.bench.delayed import delay_rows
 from moonpool.bench.footprint import memory_rows
 from moonpool.bench.lookups import lookup_rows
@@ -28,6 +29,7 @@ MEASURES: dict[str, Section] = {
     "tcp": bulk_rows,
     "small": small_rows,
     "lookup": lookup_rows,
+    "compat": compat_rows,
     "checksum": checksum_rows,
     "delay": delay_rows,
     "memory": memory_rows,

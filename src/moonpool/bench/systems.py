@@ -161,13 +161,35 @@ def mooncake_system(
     python: str, pool_bytes: int, *, clients: int = 1, tuned: bool = False
 ) -> Iterator[System]:
     """Run Mooncake's master, an owner of so many bytes, and clients. Raises PeerError."""
+    env = TUNED if tuned else {}
+    with _of_mooncake("Mooncake", python, env, pool_bytes, clients) as system:
+        system.beside = BESIDE[tuned]
+        yield system
+
+
+@contextmanager
+def compat_system(pool_bytes: int, *, clients: int = 1) -> Iterator[System]:
+    """Run the same programs under what ``moonpool compat env`` exports. Raises PeerError."""
+    shim = Path(moonpool.__file__).parent / "compat" / "shim"
+    env = {
+        "PYTHONPATH": str(shim),
+        "PATH": os.pathsep.join((str(shim / "bin"), os.environ.get("PATH", os.defpath))),
+        "MOONPOOL_PYTHON": sys.executable,
+    }
+    with _of_mooncake("moonpool", sys.executable, env, pool_bytes, clients) as system:
+        yield system
+
+
+@contextmanager
+def _of_mooncake(
+    name: str, python: str, env: dict[str, str], pool_bytes: int, clients: int
+) -> Iterator[System]:
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moonpool-bench-")))
-        env = TUNED if tuned else {}
-        owner = _peer(stack, place, [python], "peer_mooncake", "Mooncake's owner", env)
+        owner = _peer(stack, place, [python], "peer_mooncake", f"{name}'s owner", env)
         told = owner.call("own", nbytes=pool_bytes, within_s=START_S)
         peers = [
-            _peer(stack, place, [python], "peer_mooncake", f"Mooncake client {i + 1}", env)
+            _peer(stack, place, [python], "peer_mooncake", f"{name} client {i + 1}", env)
             for i in range(clients)
         ]
         call_all(peers, "connect", within_s=START_S, settings={"address": told["address"]})
@@ -177,7 +199,7 @@ def mooncake_system(
             "master": [told["master_pid"]],
         }
         stack.callback(leave, peers)
-        yield System("Mooncake", peers, roles, beside=BESIDE[tuned])
+        yield System(name, peers, roles)
 
 
 def _peer(
@@ -205,4 +227,5 @@ def _environment(place: Path, more: dict[str, str]) -> dict[str, str]:
         only.mkdir()
         (only / "moonpool").symlink_to(Path(moonpool.__file__).parent)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MOONPOOL_", "MC_"))}
-    return {**kept, "PYTHONPATH": str(only), "OMP_NUM_THREADS": "1", **more}
+    found = os.pathsep.join(filter(None, (more.get("PYTHONPATH"), str(only))))
+    return {**kept, "OMP_NUM_THREADS": "1", **more, "PYTHONPATH": found}

@@ -1,0 +1,1 @@
+"""A trace sent to real endpoints, and what came of it."""
