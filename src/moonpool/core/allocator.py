@@ -137,28 +137,13 @@ class SlabAllocator:
         Return which could be had; the spans by their starts; and for each space the start of its
         span and its number there. The caller names the owners.
         """
-        starts, numbers, groups = np.full((3, len(offsets)), -1, np.int64)
-        plans: list[Plan] = []
-        for capacity in np.unique(capacities).tolist():
-            plan = self._plans.of_capacity(capacity)
-            if plan is None:
-                continue
-            inside = (capacities == capacity) & (offsets >= 0)
-            inside &= offsets <= self.total_bytes - capacity
-            chosen = np.flatnonzero(inside)
-            slabs = offsets[chosen] // self.slab_bytes
-            begin = slabs - slabs % plan.slabs if plan.shared else slabs
-            number, rest = np.divmod(offsets[chosen] - begin * self.slab_bytes, capacity)
-            fits = (rest == 0) & (number < plan.count)
-            chosen = chosen[fits]
-            starts[chosen], numbers[chosen] = begin[fits], number[fits]
-            groups[chosen] = len(plans) * self._plans.slab_count + begin[fits]
-            plans.append(plan)
+        starts, numbers, which, plans = self._plans.cut(offsets, capacities)
+        groups = np.where(which < 0, -1, which * self._plans.slab_count + starts)
         had = np.zeros(len(offsets), bool)
         spans: dict[int, Span] = {}
         for group, chosen in _by_group(groups):
-            which, start = divmod(group, self._plans.slab_count)
-            span = self._span_of(start, plans[which])
+            kind, start = divmod(group, self._plans.slab_count)
+            span = self._span_of(start, plans[kind])
             if span is not None:
                 had[chosen] = self._take(span, numbers[chosen])
                 spans[start] = span

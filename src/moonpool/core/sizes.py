@@ -7,6 +7,12 @@ offset and capacity) tells by itself where its span starts and how that span is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
 
 PAGE_BYTES = 4096
 SLAB_BYTES_MAX = 1 << 20
@@ -44,6 +50,16 @@ def class_pages(pages: int) -> int:
     return -(-pages >> shift) << shift
 
 
+class Cut(NamedTuple):
+    """Where spaces lie: their spans' first slabs, their numbers in these, and which of ``plans``
+    cuts them; all of shape (n,), -1 for what cannot be a space."""
+
+    starts: I64
+    numbers: I64
+    which: I64
+    plans: list[Plan]
+
+
 class Plans:
     """The plans of one segment, remembered by size."""
 
@@ -71,6 +87,50 @@ class Plans:
             return None
         plan = self.plan(capacity)
         return plan if plan.capacity == capacity else None
+
+    def cut(self, offsets: I64, capacities: I64) -> Cut:
+        """Return in which spans spaces lie, given their offsets and capacities, shape (n,)."""
+        starts, numbers, which = np.full((3, len(offsets)), -1, np.int64)
+        plans: list[Plan] = []
+        total = self.slab_count * self.slab_bytes
+        for capacity in np.unique(capacities).tolist():
+            plan = self.of_capacity(capacity)
+            if plan is None:
+                continue
+            inside = (capacities == capacity) & (offsets >= 0) & (offsets <= total - capacity)
+            chosen = np.flatnonzero(inside)
+            slabs = offsets[chosen] // self.slab_bytes
+            begin = slabs - slabs % plan.slabs if plan.shared else slabs
+            number, rest = np.divmod(offsets[chosen] - begin * self.slab_bytes, capacity)
+            fits = (rest == 0) & (number < plan.count)
+            chosen = chosen[fits]
+            starts[chosen], numbers[chosen], which[chosen] = begin[fits], number[fits], len(plans)
+            plans.append(plan)
+        return Cut(starts, numbers, which, plans)
+
+    def overtaken(
+        self, offsets: I64, capacities: I64, generations: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.bool_]:
+        """Tell which spaces are none any more, because a newer one lies in a span that is cut
+        otherwise, shape (n,). Their bytes may still be whole."""
+        cut = self.cut(offsets, capacities)
+        known = cut.which >= 0
+        spans, inverse = np.unique(
+            cut.which[known] * self.slab_count + cut.starts[known], return_inverse=True
+        )
+        newest = np.zeros(len(spans), np.uint64)
+        np.maximum.at(newest, inverse, generations[known])
+        lost, taken = np.zeros(len(spans), bool), bytearray(self.slab_count)
+        for i in np.argsort(newest)[::-1].tolist():
+            which, start = divmod(int(spans[i]), self.slab_count)
+            slabs = cut.plans[which].slabs
+            if taken.find(1, start, start + slabs) >= 0:
+                lost[i] = True
+            else:
+                taken[start : start + slabs] = b"\x01" * slabs
+        found = np.zeros(len(offsets), bool)
+        found[known] = lost[inverse]
+        return found
 
     def _make(self, pages: int) -> Plan:
         shared = self._shared(class_pages(pages))

@@ -52,6 +52,11 @@ class Digests:
                 last=False,
             )
 
+    def but(self, lost: Mask) -> Digests:
+        """Return those that are not lost; lost: shape (n,)."""
+        kept = {name: column[~lost] for name, column in self.numbers.items()}
+        return Digests(self.namespace, self.digests[~lost], self.parents[~lost], kept)
+
     def found(self) -> Iterator[Found]:
         """Yield the objects one by one."""
         head, none = bytes([len(self.namespace)]) + self.namespace, bytes(DIGEST_BYTES)

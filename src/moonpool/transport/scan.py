@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moonpool.core.messages import Found
+from moonpool.core.sizes import Plans
 from moonpool.transport import copy, layout
 from moonpool.transport.base import Places
 from moonpool.transport.digests import Digests, Packer
@@ -27,8 +28,8 @@ _STEP_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What a segment holds: whole objects, and slots that were begun and not committed
-    (``writing`` is set in them). ``torn`` counts entries that are neither. Objects in ``digests``
-    are not in ``found``."""
+    (``writing`` is set in them). ``torn`` counts entries that are neither, and those whose place a
+    newer object has taken. Objects in ``digests`` are not in ``found``."""
 
     found: list[Found]
     writing: list[Found]
@@ -77,7 +78,40 @@ def read(
         torn += int(broken.sum())
         if reset:
             table["state"][first + used[broken]] = layout.FREE
-    return Scan(found, writing, newest, torn, packer.packed())
+    whole_scan = Scan(found, writing, newest, torn, packer.packed())
+    return _without_overtaken(segment, whole_scan)
+
+
+def _without_overtaken(segment: Segment, scan: Scan) -> Scan:
+    """Leave out what lies where a newer object's span is.
+
+    It was evicted, its bytes only happen to be whole still. A master that took it in first would
+    have no place for the newer one.
+    """
+    ones = scan.found + scan.writing
+    columns = [
+        np.concatenate(
+            [
+                np.array([getattr(each, name) for each in ones], np.uint64),
+                *(each.numbers[name] for each in scan.digests),
+            ]
+        )
+        for name in ("offset", "capacity", "generation")
+    ]
+    offsets, capacities, generations = columns
+    plans = Plans(segment.geometry.data_bytes)
+    lost = plans.overtaken(offsets.view(np.int64), capacities.view(np.int64), generations)
+    if not lost.any():
+        return scan
+    ends = np.cumsum([len(scan.found), len(scan.writing), *map(len, scan.digests)])
+    among_found, among_writing, *among_digests = np.split(lost, ends[:-1])
+    return Scan(
+        [each for each, gone in zip(scan.found, among_found, strict=True) if not gone],
+        [each for each, gone in zip(scan.writing, among_writing, strict=True) if not gone],
+        scan.generation_max,
+        scan.torn + int(lost.sum()),
+        [each.but(gone) for each, gone in zip(scan.digests, among_digests, strict=True)],
+    )
 
 
 def pick(

@@ -61,6 +61,8 @@ class Simulation:
         self.clients: list[Client] = []
         self.under_way: dict[Bounded, None] = {}
         self.forced: dict[str, float] = {}
+        self.dark: set[str] = set()
+        """Sessions of nodes that lost their memory in them."""
         self.keys = KEYS
         self.think_s = self.shape.think_s
         self.hub.pause = self.shape.pause
@@ -101,8 +103,10 @@ class Simulation:
             found = None if state is None else state.state.index.find(packed)
             elsewhere = state is not None and packed in state.state.disks.objects
             if found is not None and state is not None:
-                segments = state.state.segments.by_handle
-                elsewhere |= any(segments[s.segment].info.node != node for s in found.slots)
+                segments = [state.state.segments.by_handle[s.segment] for s in found.slots]
+                # The leader may not have noticed yet what happened to another host.
+                self.dark |= {each.peer for each in segments if each.info.node == node}
+                elsewhere |= any(each.peer not in self.dark for each in segments)
             if not elsewhere:
                 self.history.lost(name, self.hub.now)
 

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moonpool.core import removal, room
+from moonpool.core import removal, room, shelving
 from moonpool.master.service import Service
 from moonpool.master.terms import Lead, Term
 from moonpool.transport import native, small
@@ -55,7 +55,8 @@ class Watching:
     def hooked(self) -> Iterator[None]:
         """Watch inside the block."""
         with contextlib.ExitStack() as stack:
-            self._hook(stack, room, "evict", self._evict)
+            for module in (room, shelving):
+                self._hook(stack, module, "evict", self._evict)
             self._hook(stack, removal, "_remove", self._remove)
             self._hook(stack, Service, "answer", self._answer)
             self._hook(stack, Term, "acts", self._term)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moonpool.core.keys import DIGEST_BYTES, pack
 from moonpool.errors import InvalidArgumentError, NotFoundError, TransferError
 from moonpool.transport import layout
 from moonpool.transport.host import host_identity, shares_memory
@@ -144,6 +145,28 @@ def test_what_was_only_begun_is_told_apart(segment: Segment) -> None:
     assert (len(found.found), found.torn, found.generation_max) == (3, 0, 500)
     assert [(f.index, f.offset, f.writing) for f in found.writing] == [(7, MIB, True)]
     assert not any(f.writing for f in found.found)
+
+
+@pytest.mark.parametrize("digests", [False, True])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_lies_in_a_newer_ones_span_was_evicted(
+    segment: Segment, sealed: bool, digests: bool
+) -> None:
+    """Its bytes are whole, but the span is cut otherwise now."""
+    names = [pack(bytes([i]) * DIGEST_BYTES, b"space") for i in (1, 2)] if digests else keys(2)
+    older = places([5000], 5, index=0)
+    newer = places([9000], 6, base=2 * 12288, index=1)
+    assert not segment.begin(older, names[:1], []).any()
+    assert not segment.seal(older, np.array([77], np.uint64)).any()
+    assert segment.scan(pack=True).count == 1
+    assert not segment.begin(newer, names[1:], []).any()
+    if sealed:
+        assert not segment.seal(newer, np.array([78], np.uint64)).any()
+    found = segment.scan(pack=True)
+    objects = [*found.found, *(each for some in found.digests for each in some.found())]
+    assert [each.key for each in objects] == (names[1:] if sealed else [])
+    assert [each.index for each in found.writing] == ([] if sealed else [1])
+    assert (found.count, found.torn) == (int(sealed), 1)
 
 
 @pytest.mark.parametrize("at", range(0, 248, 9))
