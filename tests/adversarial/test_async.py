@@ -168,7 +168,7 @@ async def test_event_loop_is_free_while_bytes_move(pool: AsyncStore) -> None:
         now = time.monotonic()
         worst, last = max(worst, now - last), now
     await asyncio.gather(*calls)
-    assert worst < 1.0
+    assert worst < 3.0
 
 
 async def test_context_manager_and_errors_as_in_store(pool: AsyncStore) -> None:
