@@ -66,6 +66,8 @@ class Looking:
 
     def _scattered(self, keys: list[bytes], lease: int, ttl_s: float) -> list[int]:
         present = self.present(keys)
+        if 1 not in present:
+            return present
         self.hold([key for key, there in zip(keys, present, strict=True) if there], lease, ttl_s)
         return present
 

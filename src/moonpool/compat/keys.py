@@ -32,9 +32,12 @@ class KeySpace:
     def keys(self, names: Sequence[str]) -> list[bytes]:
         """Return the packed keys of names, none of them empty."""
         start = self.start
-        joined = "\n".join(names)
-        if joined.isascii() and max(map(len, names), default=0) <= KEY_BYTES_MAX:
-            return [start + name.encode() for name in names]
+        try:
+            found = [start + name.encode() for name in names]
+        except UnicodeEncodeError:  # names that were bytes, and no UTF-8
+            return [self.key(name) for name in names]
+        if max(map(len, found), default=0) <= KEY_BYTES_MAX + len(start):
+            return found
         return [self.key(name) for name in names]
 
     def name(self, key: bytes) -> str | None:

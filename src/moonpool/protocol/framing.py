@@ -43,14 +43,13 @@ class FrameDecoder:
         """Bytes until something more can be said about the frame that is not complete yet."""
         return self._need - len(self._held)
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Return the frames that ``data`` completes; raise ProtocolError for a bad length."""
         if self._held:
             self._held += data
             if len(self._held) < self._need:
                 return []
-            data = bytes(self._held)
-            self._held.clear()
+            data, self._held = memoryview(self._held), bytearray()
         frames: list[bytes] = []
         start, end = 0, len(data)
         need = HEADER_BYTES
@@ -63,7 +62,7 @@ class FrameDecoder:
                 need = HEADER_BYTES + size
                 break
             start = body + size
-            frames.append(data[body:start])
+            frames.append(bytes(data[body:start]))
         self._need = need
         if start < end:
             self._held += data[start:]
