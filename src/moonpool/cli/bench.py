@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from moonpool.cli import bench_eviction, bench_restart, bench_routing, bench_ssd, bench_xypd
+from moonpool.cli import (
+    bench_e2e,
+    bench_eviction,
+    bench_restart,
+    bench_routing,
+    bench_ssd,
+    bench_xypd,
+)
 from moonpool.cli.output import NOT_WELL, reports_errors
 from moonpool.cli.router import RouterCommand
 
@@ -16,6 +23,7 @@ group = typer.Typer(help="Measure the pool beside this machine's own limits.", n
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    group.command("e2e")(bench_e2e.e2e)
     group.command("routing")(bench_routing.routing)
     group.command("xypd", cls=RouterCommand)(bench_xypd.xypd)
     group.command("ssd")(bench_ssd.ssd)

@@ -151,7 +151,7 @@ class Driver:
         answer = Answer(self.now)
         url = f"{self._options.endpoints[record.endpoint]}/v1/completions"
         # A trace's own name may hold what no header may.
-        session = xxhash.xxh3_64_hexdigest(record.session)
+        session = xxhash.xxh3_64_hexdigest(record.session.encode())
         headers = {"Content-Type": "application/json", "X-Session-ID": session}
         try:
             async with self._http.post(url, data=body, headers=headers) as response:

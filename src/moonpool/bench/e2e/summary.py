@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,8 +35,8 @@ def spread(values: Sequence[float]) -> Spread:
     """Return the figures of some values."""
     if not values:
         return Spread(0, None, None, None, None, None, None)
-    ranks = (percentile(values, share) for share in PERCENTILES.values())
-    return Spread(len(values), math.fsum(values) / len(values), *ranks, max(values))
+    ranks = {name: percentile(values, share) for name, share in PERCENTILES.items()}
+    return Spread(count=len(values), mean=math.fsum(values) / len(values), max=max(values), **ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def bands(records: Sequence[Record]) -> tuple[Band, ...]:
     """Return the time to the first token by how much of the prompt was cached."""
     told = [each for each in records if each.cached_tokens is not None]
     found = []
-    for low, high in zip(BANDS, BANDS[1:], strict=False):
+    for low, high in pairwise(BANDS):
         last = high == BANDS[-1]
         times = [
             each.ttft_s
