@@ -12,7 +12,7 @@ import pytest
 from moonpool import Store
 from moonpool.errors import MoonpoolError
 from tests.adversarial.conftest import MakeCluster
-from tests.adversarial.harness import ROOT, Cluster, environment, eventually
+from tests.adversarial.harness import ROOT, Cluster, Daemon, environment, eventually
 from tests.adversarial.values import fault_in, value_of
 
 SIZE = 300_000
@@ -157,19 +157,45 @@ def whole(cluster: Cluster, way: str, least: int) -> None:
                 continue
 
 
-@pytest.mark.parametrize("kind", [*CHANGES, *SHORTER])
-def test_a_changed_segment_kills_nobody_and_gives_no_wrong_bytes(
-    make_cluster: MakeCluster, kind: str
-) -> None:
-    cluster, path = two_nodes(make_cluster)
+def use_while(cluster: Cluster, change: Callable[[], None]) -> None:
+    """Change something under clients that have mapped everything; they see nothing wrong."""
     children = {way: spawn(cluster.address, way) for way in ("shm", "tcp")}
-    (CHANGES | SHORTER)[kind](path)
+    change()
     for way, child in children.items():
         out, _ = child.communicate("go\n", timeout=30)
         assert child.returncode == 0, f"the client over {way} ended with {child.returncode}"
         assert json.loads(out) == []
-        for node in cluster.nodes.values():
-            assert node.alive, f"{node.options['name']} died: {node.process}"
+
+
+@pytest.mark.parametrize("kind", SHORTER)
+def test_a_segment_that_is_cut_short_ends_its_node_with_a_reason_and_nobody_else(
+    make_cluster: MakeCluster, kind: str
+) -> None:
+    cluster, path = two_nodes(make_cluster)
+    use_while(cluster, lambda: SHORTER[kind](path))
+    node = cluster.nodes["a"]
+    eventually(lambda: not node.alive, 15, "the node ends")
+    assert node.process is not None
+    assert node.process.returncode == 1
+    assert f"the segment {path} was cut short" in node.tail()
+    assert cluster.nodes["b"].alive
+    for way in ("tcp", "shm"):
+        whole(cluster, way, least=len(KEYS) // 4)
+    node.spawn()
+    eventually(lambda: cluster.ready_nodes() == 2, 15, f"it starts again: {node.tail()[-500:]}")
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_changed_segment_kills_nobody_and_gives_no_wrong_bytes(
+    make_cluster: MakeCluster, kind: str
+) -> None:
+    cluster, path = two_nodes(make_cluster)
+    use_while(cluster, lambda: CHANGES[kind](path))
+    for node in cluster.nodes.values():
+        assert node.alive, f"{node.options['name']} died: {node.process}"
+    if kind != "made unreadable":
+        told = f"the segment {path} was deleted or replaced"
+        eventually(lambda: told in cluster.nodes["a"].tail(), 15, "the node says so")
     for way in ("tcp", "shm"):
         whole(cluster, way, least=len(KEYS) // 4)
     node = cluster.nodes["a"]
@@ -183,3 +209,17 @@ def test_a_changed_segment_kills_nobody_and_gives_no_wrong_bytes(
 
 if __name__ == "__main__":
     client(*sys.argv[1:3])
+
+
+def test_a_second_node_does_not_take_the_place_of_one_whose_file_is_gone(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster, path = two_nodes(make_cluster)
+    path.unlink()
+    second = Daemon("node", cluster.place, cluster.nodes["a"].options | {"port": 0})
+    second.spawn()
+    assert second.process is not None
+    assert second.process.wait(30) == 2
+    assert "a node 'a' runs on this host already" in second.tail()
+    assert cluster.nodes["a"].alive
+    assert cluster.stores[0].get_batch(KEYS) == [value_of(key, 0, SIZE) for key in KEYS]

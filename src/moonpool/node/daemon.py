@@ -31,6 +31,7 @@ from moonpool.node.tier import Tier
 from moonpool.node.tiering import disk_info, open_tier
 from moonpool.node.touch import Toucher
 from moonpool.node.verifying import Verifier
+from moonpool.node.watching import watch_files
 from moonpool.node.writers import Writers
 from moonpool.ssd.pace import Pace
 from moonpool.transport import huge
@@ -41,7 +42,8 @@ BEAT_S = 60.0
 
 
 def run(config: NodeConfig) -> None:
-    """Serve until SIGINT or SIGTERM, then leave nothing behind. Raises ConfigError.
+    """Serve until SIGINT or SIGTERM, then leave nothing behind. Raises ConfigError, and
+    TransferError when the file of a segment was cut short.
 
     A node that is killed leaves its segment files; the next one of its name takes them over.
     """
@@ -56,10 +58,13 @@ async def _run_until_signal(config: NodeConfig) -> None:
         loop.add_signal_handler(number, stop.set)
     async with serving(config) as running:
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({stopped, running.session}, return_when=asyncio.FIRST_COMPLETED)
+        watch = asyncio.create_task(watch_files(running.storage))
+        waiting = {stopped, watch, running.session}
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if running.session.done():
-            running.session.result()
+        watch.cancel()
+        for each in done:
+            each.result()
     _log.info("node stopped")
 
 
@@ -173,7 +178,9 @@ def _save(tier: Tier, storage: Storage, within_s: float) -> None:
     """Keep what is in memory over a restart; the session with the master is over."""
     try:
         tier.rest()
-        saved = save(tier.shelf, storage.segments(), within_s)
+        cut = storage.cut_short()
+        whole = [each for each in storage.segments() if each.path not in cut]
+        saved = save(tier.shelf, whole, within_s)
     except MoonpoolError as error:
         _log.warning("what is in memory only is not kept: %s", error)
         return

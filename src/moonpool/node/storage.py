@@ -40,6 +40,8 @@ class Held:
     users: Path
     adopted: Scan | None
     doubt: Path | None = None
+    file: tuple[int, int] = (0, 0)
+    """Which file it is: its device and inode."""
 
 
 class Storage:
@@ -65,6 +67,7 @@ class Storage:
         self._held: dict[str, Held] = {}
         self._old_users: list[Path] = []
         self._made_root = False
+        self._lock: int | None = None
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -73,7 +76,7 @@ class Storage:
         kept: dict[str, Segment] = {}
         try:
             self._made_root = not self.root.exists()
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = self._locked()
             self.host = host_identity(self.root)
             self._take_over(kept)
             self._check_space(kept)
@@ -86,12 +89,14 @@ class Storage:
         except BaseException as error:
             for held in self._held.values():
                 if held.adopted is None:
-                    held.segment.unlink()
+                    _unlink(held)
                 held.users.unlink(missing_ok=True)
             for segment in [*kept.values(), *self.segments()]:
                 segment.close()
             self._held.clear()
-            self._remove_empty()
+            if self._lock is not None:
+                self._remove_empty()
+            self._unlock()
             if isinstance(error, OSError):
                 raise ConfigError(
                     f"segment_dir: {self.directory}: {error.strerror}; a directory in shared "
@@ -103,7 +108,7 @@ class Storage:
         """Give the segments up; with ``delete`` their files go, else the next start has them."""
         for held in self._held.values():
             if delete:
-                held.segment.unlink()
+                _unlink(held)
                 held.users.unlink(missing_ok=True)
                 doubt_of(held.segment.path).unlink(missing_ok=True)
             held.segment.close()
@@ -113,6 +118,31 @@ class Storage:
             for path in self._old_users:
                 path.unlink(missing_ok=True)
             self._remove_empty()
+        self._unlock()
+
+    def _locked(self) -> int:
+        """Take the directory for this node: a segment's own lock is gone with its file."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise self._runs_already(self.directory) from None
+        return fd
+
+    def _runs_already(self, path: Path) -> ConfigError:
+        return ConfigError(
+            f"name: a node {self.name!r} runs on this host already ({path} is locked); "
+            "names are unique"
+        )
+
+    def _unlock(self) -> None:
+        fd, self._lock = self._lock, None
+        if fd is not None:
+            os.close(fd)
 
     def _remove_empty(self) -> None:
         with contextlib.suppress(OSError):  # somebody's files are there
@@ -189,6 +219,14 @@ class Storage:
         """Return the segments of which payloads have not been compared with their checksums."""
         return [name for name, held in self._held.items() if held.doubt is not None]
 
+    def cut_short(self) -> list[str]:
+        """Return the paths of segments whose files are smaller than they were made."""
+        return [held.segment.path for held in self._held.values() if _is_short(held)]
+
+    def strays(self) -> list[str]:
+        """Return the paths at which there is no file any more, or one that is not the node's."""
+        return [held.segment.path for held in self._held.values() if not _is_there(held)]
+
     def trust(self, name: str) -> None:
         """Let clients read a segment without comparing."""
         held = self._held[name]
@@ -229,10 +267,7 @@ class Storage:
         try:
             return Segment.open(path, own=True)
         except TransferError:
-            raise ConfigError(
-                f"name: a node {self.name!r} runs on this host already ({path} is locked); "
-                "names are unique"
-            ) from None
+            raise self._runs_already(path) from None
         except (InvalidArgumentError, OSError) as error:
             _log.warning("%s: %s", path, error)
             return None
@@ -271,7 +306,8 @@ class Storage:
                 len(adopted.writing),
                 adopted.torn,
             )
-        return Held(segment, users, adopted, doubt)
+        found = Path(segment.path).stat()
+        return Held(segment, users, adopted, doubt, (found.st_dev, found.st_ino))
 
 
 def remove_stale(root: Path, own: str, now_s: float, after_s: float = STALE_AFTER_S) -> list[Path]:
@@ -307,6 +343,28 @@ def _shapes(size: int, segment_size: int, object_size: int) -> dict[str, Geometr
     except InvalidArgumentError as error:
         raise ConfigError(f"size: {size}: {error}") from None
     return {f"segment-{i}": shape for i in range(count)}
+
+
+def _is_there(held: Held) -> bool:
+    """Tell whether a segment's path still leads to its file."""
+    try:
+        found = Path(held.segment.path).stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == held.file
+
+
+def _is_short(held: Held) -> bool:
+    size = held.segment.geometry.total_bytes
+    with contextlib.suppress(OSError):
+        return _is_there(held) and Path(held.segment.path).stat().st_size < size
+    return False
+
+
+def _unlink(held: Held) -> None:
+    """Delete a segment's file, unless another one is in its place."""
+    if _is_there(held):
+        held.segment.unlink()
 
 
 def _remove_unused(path: Path) -> bool:

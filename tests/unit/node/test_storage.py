@@ -190,3 +190,41 @@ def test_beat_makes_files_young(opened: Storage) -> None:
     os.utime(path, (1, 1))
     opened.beat()
     assert path.stat().st_mtime > 1000
+
+
+def test_a_second_node_is_refused_also_when_the_files_are_gone(opened: Storage) -> None:
+    for path in Path(opened.directory).iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match="runs on this host already"):
+        storage(opened.root).open()
+    assert list(opened.directory.iterdir()) == []
+
+
+def test_the_directory_is_free_after_the_end_and_after_a_start_that_failed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with pytest.raises(ConfigError, match="are free in"):
+        storage(root, size=1 << 44, segment=1 << 41).open()
+    for _ in range(2):
+        made = storage(root)
+        made.open()
+        made.close(delete=False)
+
+
+def test_what_became_of_the_files_is_found(opened: Storage) -> None:
+    (segment,) = opened.segments()
+    assert (opened.cut_short(), opened.strays()) == ([], [])
+    os.truncate(segment.path, 4096)
+    assert opened.cut_short() == [segment.path]
+    Path(segment.path).unlink()
+    assert (opened.cut_short(), opened.strays()) == ([], [segment.path])
+
+
+def test_another_file_in_a_segments_place_is_not_deleted(tmp_path: Path) -> None:
+    made = storage(tmp_path / "root")
+    made.open()
+    path = Path(made.segments()[0].path)
+    path.unlink()
+    path.write_bytes(b"somebody else's")
+    assert made.strays() == [str(path)]
+    made.close(delete=True)
+    assert path.read_bytes() == b"somebody else's"
