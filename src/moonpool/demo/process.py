@@ -34,6 +34,8 @@ class Child:
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
+        self.grace_s = GRACE_S
+        """How long it may take to end."""
         self.log = log
         leash = [sys.executable, "-m", "moonpool.demo.leash", str(os.getpid())]
         self._command = [*leash, *command]
@@ -74,11 +76,11 @@ class Child:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
-    async def stop(self, grace_s: float = GRACE_S) -> None:
+    async def stop(self, grace_s: float | None = None) -> None:
         """End the process and what it started: SIGTERM, a while to obey, then SIGKILL."""
         if self.is_alive():
             self._process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + (self.grace_s if grace_s is None else grace_s)
         orphans_told = False
         while time.monotonic() < deadline and (self.is_alive() or group.members(self.pid)):
             if not self.is_alive() and not orphans_told:

@@ -105,6 +105,8 @@ class Stack:
                 **(disk or {}),
             },
         )
+        node = self._supervisor.children[-1]
+        node.grace_s += float((disk or {}).get("ssd_save_s", 0.0))
         http_url = f"http://127.0.0.1:{ready['http_port']}"
         return Pool(address, http_url, tuple(self._supervisor.children[-2:]))
 

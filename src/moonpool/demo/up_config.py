@@ -13,9 +13,6 @@ from moonpool.config import ROUTER_PORT, RoleConfig
 from moonpool.config_values import Check
 from moonpool.errors import ConfigError
 
-SAVE_S = 5.0
-"""A process of the stack has 10 s to end."""
-
 
 def _key(default: Any, check: Check, about: str) -> Any:
     return dataclasses.field(default=default, metadata={"check": check, "about": about})
@@ -39,6 +36,11 @@ class UpConfig(RoleConfig):
     ssd: str = _key(
         "", v.text, "a directory on an SSD for a second tier of the pool, DIR or DIR:SIZE"
     )
+    ssd_save_s: float = _key(
+        15.0,
+        v.seconds_or_none,
+        "how long, at the end, to write there what is in memory only; 0: not at all",
+    )
     eviction: str = _key(
         "leaf-lru",
         v.one_of("lru", "leaf-lru", "s3fifo", "arc", "cost"),
@@ -50,12 +52,14 @@ class UpConfig(RoleConfig):
 
     def disk(self) -> dict[str, Any]:
         """Return the node's keys for its disk; none if it has none."""
+        if not self.ssd:
+            return {}
+        save = {"ssd_save_s": self.ssd_save_s}
         directory, colon, size = self.ssd.rpartition(":")
         if colon and directory:
             with contextlib.suppress(ValueError):
-                sized = {"ssd": directory, "ssd_size": v.parse_size(size)}
-                return sized | {"ssd_save_s": SAVE_S}
-        return {"ssd": self.ssd, "ssd_save_s": SAVE_S} if self.ssd else {}
+                return {"ssd": directory, "ssd_size": v.parse_size(size), **save}
+        return {"ssd": self.ssd, **save}
 
     def checked(self) -> None:
         """Raise ConfigError for a model that is not there, and for half a split."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moonpool.config import load
+from moonpool.config import NodeConfig, load
 from moonpool.demo.up_config import UpConfig
 
 
@@ -21,5 +21,10 @@ from moonpool.demo.up_config import UpConfig
 )
 def test_where_and_how_much(text: str, disk: dict[str, object]) -> None:
     found = load(UpConfig, flags={"ssd": text} if text else {}, env={}).disk()
-    assert bool(found.pop("ssd_save_s", 0)) == bool(text)
+    assert found.pop("ssd_save_s", 0) == (NodeConfig().ssd_save_s if text else 0)
     assert found == disk
+
+
+def test_how_long_the_end_may_take_is_the_nodes() -> None:
+    found = load(UpConfig, flags={"ssd": "/nvme/pool", "ssd_save_s": "120"}, env={}).disk()
+    assert found == {"ssd": "/nvme/pool", "ssd_save_s": 120.0}
