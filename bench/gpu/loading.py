@@ -204,7 +204,7 @@ def _runner(pool: Pool, memory: Memory, way: Way) -> Iterator[Runner]:
     )
     device = SimpleNamespace(type="cpu" if memory.driver is None else "cuda", index=0)
     place = runners.Place(
-        chosen, "loading", memory.table(), STRIDE * memory.size.block_bytes, device, Tally(),
+        chosen, "loading", (memory.table(),), STRIDE * memory.size.block_bytes, device, Tally(),
         time.monotonic,
     )  # fmt: skip
     opener: Callable[[], Driver] = lambda: memory.driver or open_driver(0)  # noqa: E731

@@ -18,6 +18,7 @@ import pytest
 from moonpool.errors import MasterUnreachableError
 from moonpool.vllm import mover_client, objects, runners, settings
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
+from moonpool.vllm.parts import Part
 from moonpool.vllm.worker import WorkerSide
 from tests.integration.processes import eventually, pool
 from tests.unit.gpu.fake import FakeDriver
@@ -71,7 +72,13 @@ class Rig:
             runners.start, opener=lambda: self.driver, stream=lambda: self.stream, command=COMMAND
         )
         self.worker = WorkerSide(
-            chosen, "test", BLOCKS, TOKENS, names, ordered=False, starter=starter
+            chosen,
+            "test",
+            BLOCKS,
+            TOKENS,
+            (Part(layers=(tuple(names),)),),
+            ordered=False,
+            starter=starter,
         )
         self.worker.register(self.tensors)
         self.done: tuple[list[LoadDone], list[SaveDone]] = ([], [])

@@ -44,7 +44,7 @@ READY = "sock.sendall(wire.encode(wire.Ready()))\n"
 def setup() -> wire.Setup:
     chosen = settings.read({"load_timeout_s": 0.2, "save_timeout_s": 0.2}, "kv_both", {})
     one = np.ones(1, "<u8").tobytes()
-    return wire.Setup(chosen, "test", one, one, one, 1, [], 1, [])
+    return wire.Setup(chosen, "test", [wire.Table(one, one, one, b"", 1, 1)], [], 1, [])
 
 
 def make(script: str, **options: Any) -> Mover:

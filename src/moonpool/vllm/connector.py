@@ -6,7 +6,6 @@ a connector object.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -18,12 +17,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from moonpool.vllm import compat, namespace, pool_events, pools, settings, support
+from moonpool.vllm import compat, namespace, parts, pool_events, pools, settings, support
 from moonpool.vllm.jobs import SaveJob
 from moonpool.vllm.link import Link
 from moonpool.vllm.log import logger
 from moonpool.vllm.meta import StepMetadata, StepResults
 from moonpool.vllm.metrics import MoonpoolPromMetrics, MoonpoolStats
+from moonpool.vllm.parts import Keyspace
 from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.pools import LOOKUP_TIMEOUT_S
 from moonpool.vllm.scheduler import SchedulerSide, stride_of
@@ -78,12 +78,11 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         block_size = vllm_config.cache_config.block_size
         windows = compat.can_begin_anew(KVConnectorBase_V1)
         support.check_cache(kv_cache_config, block_size, windows=windows)
-        self._window = support.window_of(kv_cache_config)
+        self._parts = parts.parts_of(kv_cache_config, block_size)
         self._tables: compat.BlockTables | None = None
         transfer = vllm_config.kv_transfer_config
-        chosen = settings.read(transfer.kv_connector_extra_config, transfer.kv_role)
-        tokens = support.object_tokens_within(self._window, chosen.object_tokens, block_size)
-        self._settings = dataclasses.replace(chosen, object_tokens=tokens)
+        self._settings = settings.read(transfer.kv_connector_extra_config, transfer.kv_role)
+        support.check_sharing(self._settings.share_prefill_tokens, len(self._parts))
         self._errors = 0
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -121,7 +120,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             chosen.master,
         )
         link.start()
-        side = SchedulerSide(chosen, facts, block_size, link, window=self._window)
+        side = SchedulerSide(chosen, facts, block_size, link, keyspace=Keyspace(self._parts))
         if pool_events.wanted(config):
             side.publish(PoolEvents(block_size, stride))
         return side
@@ -135,9 +134,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._name("worker"),
             cache.num_blocks,
             config.cache_config.block_size,
-            cache.kv_cache_groups[0].layer_names,
+            self._parts,
             ordered=compat.frees_in_order(config),
-            window=self._window,
         )
 
     def _name(self, side: str) -> str:
@@ -237,7 +235,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan the load into these blocks."""
         if self._scheduler is not None and num_external_tokens > 0:
-            self._scheduler.after_alloc(request, blocks.get_block_ids()[0], num_external_tokens)
+            self._scheduler.after_alloc(request, blocks.get_block_ids(), num_external_tokens)
 
     @_guarded(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
@@ -277,14 +275,15 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Save what is left of a finished request; its blocks may be freed at once."""
-        return False, self._scheduler.finished(request, block_ids) if self._scheduler else None
+        return self.request_finished_all_groups(request, (block_ids,))
 
     @_guarded(lambda: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Like ``request_finished``; there is one group."""
-        return self.request_finished(request, block_ids[0] if block_ids else [])
+        """Like ``request_finished``, with the blocks of each group."""
+        tables = block_ids or ((),) * sum(part.width for part in self._parts)
+        return False, self._scheduler.finished(request, tables) if self._scheduler else None
 
     @_guarded(lambda: False)
     def has_pending_push_work(self) -> bool:

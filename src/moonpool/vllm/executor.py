@@ -80,12 +80,12 @@ def threads_of(chosen: Settings) -> tuple[int, int]:
 class Memory:
     """The KV memory as this process sees it.
 
-    regions: (address, bytes) of all that transfers touch. scratch: addresses of room for one
-    object each, for the threads that load, where blocks go that the engine has already; owner:
-    keeps it alive.
+    tables: by the jobs' part; regions: (address, bytes) of all that transfers touch. scratch:
+    addresses of room for one object each, for the threads that load, where blocks go that the
+    engine has already; owner: keeps it alive.
     """
 
-    table: RegionTable
+    tables: Sequence[RegionTable]
     regions: tuple[tuple[int, int], ...]
     scratch: tuple[int, ...]
     owner: Any = None
@@ -123,7 +123,7 @@ class Executor:
         load_threads, save_threads = threads_of(chosen)
         sizes = Sizes.of(device)
         self._loader = Loader(
-            memory.table,
+            memory.tables,
             self.link,
             self._next_scratch,
             threads=load_threads,
@@ -134,7 +134,7 @@ class Executor:
             notify=notify,
         )
         self._saver = Saver(
-            memory.table,
+            memory.tables,
             self.link,
             threads=save_threads,
             timeout_s=chosen.save_timeout_s,

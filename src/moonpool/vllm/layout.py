@@ -32,6 +32,9 @@ class RegionTable:
     the memory they lie in. order: names the payload's order, from the outermost dimension in:
     L layer, K key or value, S part of a block that the kernel splits, H head, N token, C content
     (D, where K is a dimension of its own); dimensions of size 1 are left out.
+
+    Where an object holds the blocks of several groups, "a block" is a row of ``width`` blocks, one
+    of each group; run r is of the row's block ``columns[r]``.
     """
 
     bases: U64
@@ -40,20 +43,28 @@ class RegionTable:
     num_blocks: int
     storages: tuple[tuple[int, int], ...]
     order: str = ""
+    columns: npt.NDArray[np.intp] | None = None
+    width: int = 1
 
     @property
     def block_bytes(self) -> int:
         """Useful bytes of a block over all layers; padding is not counted."""
         return int(self.lengths.sum())
 
+    def bytes_of(self, block_ids: I32) -> int:
+        """Return the useful bytes of rows of blocks."""
+        return len(block_ids) // self.width * self.block_bytes
+
     def pieces(self, block_ids: I32, starts: I64, scratch_blocks: int = 0, at: int = 0) -> Pieces:
         """Return the memory of n objects.
 
-        block_ids: (m,) of all objects in turn; starts: (n + 1,) object i is
-        ``block_ids[starts[i]:starts[i + 1]]``. The first ``scratch_blocks`` blocks lie one after
-        the other at address ``at`` instead of in the KV memory.
+        block_ids: (m * width,) rows of all objects in turn; starts: (n + 1,) object i is the rows
+        ``starts[i]`` to ``starts[i + 1]``. The first ``scratch_blocks`` rows lie one after the
+        other at address ``at`` instead of in the KV memory.
         """
-        ids = block_ids.astype(np.uint64)[:, None]
+        ids = block_ids.astype(np.uint64).reshape(-1, self.width)
+        if self.columns is not None:
+            ids = ids[:, self.columns]
         addresses = self.bases[None, :] + ids * self.strides[None, :]
         if scratch_blocks:
             inside = np.cumsum(self.lengths) - self.lengths
@@ -90,6 +101,23 @@ def probe(
         )
     storages = sorted({view.storage for view in views})
     return RegionTable(bases, strides, lengths, num_blocks, tuple(storages), _order(views, step))
+
+
+def joined(tables: Sequence[RegionTable]) -> RegionTable:
+    """Return the table of rows of blocks, one of each of these tables (groups)."""
+    if len(tables) == 1:
+        return tables[0]
+    orders = list(dict.fromkeys(table.order for table in tables))
+    return RegionTable(
+        np.concatenate([table.bases for table in tables]),
+        np.concatenate([table.strides for table in tables]),
+        np.concatenate([table.lengths for table in tables]),
+        tables[0].num_blocks,
+        tuple(sorted({storage for table in tables for storage in table.storages})),
+        ",".join(orders),
+        np.repeat(np.arange(len(tables)), [len(table.bases) for table in tables]),
+        len(tables),
+    )
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from moonpool.core.keys import Key
+from moonpool.core.keys import DIGEST_BYTES, Key
 from moonpool.errors import (
     ChecksumError,
     LeaseExpiredError,
@@ -23,6 +23,7 @@ from moonpool.vllm.leases import Leases
 from moonpool.vllm.link import Clock, Link
 from moonpool.vllm.lookups import Lookup, Lookups
 from moonpool.vllm.memory import Failed, Known
+from moonpool.vllm.parts import Keyspace, Part, Tables, begins_anew
 from moonpool.vllm.stats import Tally
 from moonpool.vllm.tracker import Tracker
 
@@ -55,7 +56,7 @@ class LoadPlanner:
         namespace: Callable[[], bytes],
         costs: Costs | None,
         share_blocks: int,
-        window: int,
+        keyspace: Keyspace,
         known: Known,
         failed: Failed,
         courier: Courier,
@@ -65,15 +66,15 @@ class LoadPlanner:
     ) -> None:
         """stride: blocks in an object; wait_s: longest wait for answers in a step; patience_s: for
         blocks that another engine computes; share_blocks: prompts that lack so many wait for
-        engines that compute them unasked (0: none); window: tokens that a layer attends to (0:
-        all): of a prefix only its blocks are loaded, and a load that fails is of no use."""
+        engines that compute them unasked (0: none); keyspace: what is stored of a prefix."""
         self._block_size, self._stride, self._patience_s = block_size, stride, patience_s
         self._min_gain = max(min_load_tokens, block_size)
         self._namespace, self._known, self._failed = namespace, known, failed
-        self._costs, self._window = costs, window
+        self._costs, self._keys = costs, keyspace
+        self._anew = begins_anew(keyspace.parts)
         self._courier, self._link, self._tally, self._clock = courier, link, tally, clock
         self._lookups = Lookups(
-            courier, link, namespace, stride, wait_s, tally, clock, share_blocks
+            courier, link, namespace, stride, wait_s, tally, clock, share_blocks, keyspace
         )
         self._leases = Leases(courier, link, min(timeout_s + LEASE_MARGIN_S, LEASE_S_MAX))
         self._generations = itertools.count(1)
@@ -130,15 +131,20 @@ class LoadPlanner:
         tracker.offered_blocks = usable
         return gain
 
-    def plan(self, tracker: Tracker, block_ids: Sequence[int], external_tokens: int) -> None:
-        """Make the job that loads ``external_tokens`` past the engine's own hit."""
+    def plan(self, tracker: Tracker, tables: Tables, external_tokens: int) -> None:
+        """Make the jobs that load ``external_tokens`` past the engine's own hit."""
         first = tracker.local_tokens // self._block_size
         last = first + external_tokens // self._block_size
         generation = tracker.generation = next(self._generations)
         tracker.vouched = last * self._block_size
-        job = self._job(tracker, block_ids, first, last)
-        self._new.append(job)
-        keys = self._loading[generation] = objects.keys_of(job.namespace, job.names)
+        jobs = [self._job(tracker, part, tables, first, last) for part in self._keys.parts]
+        self._new += jobs
+        keys = self._loading[generation] = [
+            key
+            for job in jobs
+            for space in self._keys.of(job.namespace, job.part)
+            for key in objects.keys_of(space, job.names)
+        ]
         if keys and not tracker.waits:
             self._began[generation] = self._clock(), external_tokens
         if keys:
@@ -156,13 +162,16 @@ class LoadPlanner:
         began, tokens = self._began.pop(done.generation, (0.0, 0))
         if self._costs is not None and tokens and not done.failed:
             self._costs.loaded(tokens, now - began)
-        for code, digest in done.failed:
+        for code, mark in done.failed:
             if code in _BAD_OBJECT:
-                self._failed.add(digest, now)
-                self._known.forget((digest,), now)
-        corrupt = {digest for code, digest in done.failed if code == ChecksumError.code}
+                self._failed.add(objects.digest_of(mark), now)
+                self._known.forget((mark,), now)
+        corrupt = {
+            objects.digest_of(mark) for code, mark in done.failed if code == ChecksumError.code
+        }
         if corrupt:
-            self._remove([key for key in keys if key[-len(next(iter(corrupt))) :] in corrupt])
+            # Of all parts and shards: which of a worker's shards it was is not said.
+            self._remove([key for key in keys if key[-DIGEST_BYTES:] in corrupt])
         tracker = trackers.get(done.request_id)
         if tracker is None or tracker.generation != done.generation:
             return
@@ -173,7 +182,7 @@ class LoadPlanner:
             gain = done.good_blocks * self._block_size - tracker.local_tokens
             self._tally.count("remote_tokens", max(0, gain))
         if done.good_blocks < tracker.offered_blocks or done.failed or not keys:
-            tracker.cap = 0 if self._window else done.good_blocks
+            tracker.cap = 0 if self._anew else done.good_blocks
             tracker.lost(done.good_blocks, self._stride)
 
     def learn(self, tracker: Tracker, lookup: Lookup) -> int:
@@ -186,9 +195,13 @@ class LoadPlanner:
         # What we believed to be in the pool and is not must be saved again.
         hashes = tracker.request.block_hashes
         first = objects.floor(count, self._stride) + self._stride
-        missing = range(first, len(hashes) + 1, self._stride)
-        digests = (objects.digest_of(hashes[end - 1]) for end in missing)
-        self._known.forget(digests, lookup.asked_at)
+        missing = [
+            objects.digest_of(hashes[end - 1])
+            for end in range(first, len(hashes) + 1, self._stride)
+        ]
+        for part in self._keys.parts:
+            marks = [objects.mark(digest, part.number) for digest in missing]
+            self._known.forget(marks, lookup.asked_at)
         return count
 
     def close(self) -> None:
@@ -236,7 +249,7 @@ class LoadPlanner:
         """Return the blocks of a hit of which vLLM keeps all that it needs: of a whole prompt it
         computes the last token again, for which the window begins one token earlier."""
         whole = usable * self._block_size >= tracker.request.num_tokens
-        if whole and self._window % self._block_size == 1:
+        if whole and any(part.window % self._block_size == 1 for part in self._keys.parts):
             return objects.floor(usable - 1, self._stride)
         return usable
 
@@ -274,15 +287,15 @@ class LoadPlanner:
                     return objects.floor(end - 1, self._stride)
         return count
 
-    def _job(self, tracker: Tracker, block_ids: Sequence[int], first: int, last: int) -> LoadJob:
-        """Return the job that fills blocks [first, last) of the request."""
+    def _job(self, tracker: Tracker, part: Part, tables: Tables, first: int, last: int) -> LoadJob:
+        """Return the job that fills a part's blocks [first, last) of the request."""
         request, ends = tracker.request, np.empty(0, np.int32)
-        # Before a window there are null blocks (0): nothing is loaded there.
-        first += next((n for n, block in enumerate(block_ids[first:last]) if block), 0)
-        if first < last <= min(tracker.offered_blocks, len(block_ids)):
+        # Before a window there are null blocks: nothing is loaded there.
+        first = part.first_kept(tables, first, last)
+        if first < last <= min(tracker.offered_blocks, len(tables[part.groups[0]])):
             ends = objects.ends_between(first, last, self._stride)
         # Otherwise the request waits all the same: for a load of nothing, which fails at once.
-        starts = objects.starts_of(ends, self._stride)
+        starts = part.starts(ends, self._stride)
         begin = int(starts[0]) if len(starts) else first
         return LoadJob(
             request.request_id,
@@ -291,9 +304,10 @@ class LoadPlanner:
             objects.names_at(request.block_hashes, ends),
             starts,
             ends,
-            np.array(block_ids[begin:last], np.int32),
+            np.array(part.rows(tables, begin, last), np.int32),
             first,
             *self._waits_for(tracker, last - first),
+            part.number,
         )
 
     def _waits_for(self, tracker: Tracker, blocks: int) -> tuple[str, float]:

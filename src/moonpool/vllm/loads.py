@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,7 +78,7 @@ class Loader:
 
     def __init__(
         self,
-        table: RegionTable,
+        tables: Sequence[RegionTable],
         link: Link,
         scratch: Callable[[], int],
         *,
@@ -89,9 +89,10 @@ class Loader:
         chunk_bytes: int = CHUNK_BYTES,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """scratch: called once by each thread; the address of registered memory, large enough for
-        an object, where blocks go that the engine has already. notify: called when a job ends."""
-        self._table, self._link, self._scratch = table, link, scratch
+        """tables: by the jobs' part; scratch: called once by each thread; the address of registered
+        memory, large enough for an object, where blocks go that the engine has already. notify:
+        called when a job ends."""
+        self._tables, self._link, self._scratch = tables, link, scratch
         self._timeout_s, self._tally, self._clock = timeout_s, tally, clock
         self._chunk_bytes, self._thread_count = chunk_bytes, threads
         self._notify = notify
@@ -112,7 +113,7 @@ class Loader:
     def submit(self, job: LoadJob, fence: Fence | None = None) -> None:
         """Begin a load, after the fence; a job that was seen before is ignored."""
         now = self._clock()
-        nbytes = len(job.block_ids) * self._table.block_bytes
+        nbytes = self._tables[job.part].bytes_of(job.block_ids)
         with self._work:
             if job.generation <= self._newest:
                 return
@@ -193,7 +194,9 @@ class Loader:
                 self._work.wait()
             load = self._queue[0]
             first = load.claimed
-            size = self._table.block_bytes * int(load.job.ends[first] - load.job.starts[first])
+            job = load.job
+            blocks = int(job.ends[first] - job.starts[first])
+            size = self._tables[job.part].block_bytes * blocks
             last = min(load.ready, first + max(1, load.chunk_bytes // size))
             load.claimed, load.working = last, load.working + 1
             if not load.claimable:
@@ -241,10 +244,11 @@ class Loader:
 
     def _pieces(self, job: LoadJob, first: int, last: int, scratch: int) -> Pieces:
         begin, end = int(job.starts[first]), int(job.ends[last - 1])
-        at = job.first_position
+        table, at = self._tables[job.part], job.first_position
         starts: I64 = np.append(job.starts[first:last], job.ends[last - 1]).astype(np.int64) - begin
         own = max(0, min(job.first_block, end) - begin)
-        return self._table.pieces(job.block_ids[begin - at : end - at], starts, own, scratch)
+        rows = job.block_ids[(begin - at) * table.width : (end - at) * table.width]
+        return table.pieces(rows, starts, own, scratch)
 
     def _settle(self, load: _Load, first: int, codes: list[int]) -> None:
         with self._work:
@@ -282,7 +286,7 @@ class Loader:
         self._tally.count("load_objects_failed", len(failed))
         seconds = self._clock() - load.began
         self._tally.observe("load_seconds", seconds)
-        nbytes = len(job.block_ids) * self._table.block_bytes
+        nbytes = self._tables[job.part].bytes_of(job.block_ids)
         logger.debug(
             "moonpool: load of %s: %d objects, %.3f GB in %.4f s, %d failed",
             job.request_id,

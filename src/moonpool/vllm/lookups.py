@@ -11,6 +11,8 @@ from moonpool.vllm import objects
 from moonpool.vllm.courier import Courier
 from moonpool.vllm.link import Clock, Link, Pool
 from moonpool.vllm.objects import CLAIMS_MAX, pack_digests
+from moonpool.vllm.parts import Keyspace
+from moonpool.vllm.reach import reach
 from moonpool.vllm.stats import Tally
 
 
@@ -57,10 +59,12 @@ class Lookups:
         tally: Tally,
         clock: Clock,
         worth: int = 0,
+        keyspace: Keyspace | None = None,
     ) -> None:
         """stride: blocks in an object; wait_s: longest wait in one step, over all requests; worth:
-        so many blocks that are missing, whether others compute them; 0: never."""
-        self._worth = worth
+        so many blocks that are missing, whether others compute them; 0: never; keyspace: what an
+        end of a prefix has objects in."""
+        self._worth, self._keys = worth, keyspace or Keyspace()
         self._courier, self._link, self._namespace = courier, link, namespace
         self._stride, self._wait_s, self._tally, self._clock = stride, wait_s, tally, clock
         self._left_s = wait_s
@@ -100,7 +104,7 @@ class Lookups:
         try:
             if pool is not None:
                 began = self._clock()
-                count = int(pool.match_digests(namespace, digests, self._stride))
+                count = self._reach(pool, namespace, digests)
                 lookup.coming = self._coming(pool, namespace, hashes, count)
                 self._tally.observe("lookup_seconds", self._clock() - began)
                 self._link.worked()
@@ -113,10 +117,23 @@ class Lookups:
         if pool is not None and count:
             self._prefetch(pool, namespace, digests[: count * DIGEST_BYTES])
 
+    def _reach(self, pool: Pool, namespace: bytes, digests: bytes) -> int:
+        """Return how many leading blocks the pool can bring."""
+
+        def match(at: bytes, asked: bytes) -> int:
+            return int(pool.match_digests(at, asked, self._stride))
+
+        return reach(match, self._keys, namespace, digests, self._stride)
+
     def _prefetch(self, pool: Pool, namespace: bytes, digests: bytes) -> None:
         """Have what is on disks read into memory while the request waits to be scheduled."""
+        blocks = len(digests) // DIGEST_BYTES
         try:
-            self._tally.count("prefetches", pool.prefetch(namespace, digests, self._stride))
+            for part in self._keys.parts:
+                begin = objects.floor(part.first_needed(blocks), self._stride) * DIGEST_BYTES
+                for at in self._keys.of(namespace, part.number):
+                    began = pool.prefetch(at, digests[begin:], self._stride)
+                    self._tally.count("prefetches", began)
         except (MoonpoolError, OSError) as error:
             self._link.failed(error)
 

@@ -9,6 +9,7 @@ takes little memory.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import os
 import signal
@@ -23,7 +24,6 @@ from moonpool.protocol.framing import FrameDecoder
 from moonpool.vllm import mover_wire as wire
 from moonpool.vllm import pools
 from moonpool.vllm.executor import Executor, Memory
-from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.log import logger
 from moonpool.vllm.pools import TRANSFER_TIMEOUT_S
 from moonpool.vllm.stats import Tally
@@ -108,14 +108,11 @@ def make_executor(setup: wire.Setup, driver: Driver, notify: Callable[[], None])
 
     Raises GpuError, ProtocolError.
     """
-    theirs = wire.table_of(setup)
     mapped = [ipc.open(driver, region.shared) for region in setup.regions]
-    table = RegionTable(
-        wire.moved(theirs.bases, setup.regions, mapped),
-        theirs.strides,
-        theirs.lengths,
-        theirs.num_blocks,
-        (),
+    theirs = [wire.table_of(table) for table in setup.tables]
+    tables = tuple(
+        dataclasses.replace(one, bases=wire.moved(one.bases, setup.regions, mapped))
+        for one in theirs
     )
     regions = tuple(
         (address, region.nbytes) for address, region in zip(mapped, setup.regions, strict=True)
@@ -130,7 +127,7 @@ def make_executor(setup: wire.Setup, driver: Driver, notify: Callable[[], None])
     chosen = setup.settings
     return Executor(
         chosen,
-        Memory(table, regions, scratch),
+        Memory(tables, regions, scratch),
         lambda: pools.open_pool(chosen, setup.name, TRANSFER_TIMEOUT_S, copier),
         device="cuda",
         copier=copier,

@@ -26,15 +26,23 @@ class Region(msgspec.Struct, frozen=True):
     shared: dict[str, Any]
 
 
-class Setup(msgspec.Struct, tag="setup", frozen=True):
-    """Engine to mover, once: what there is. Arrays are the table's, little endian uint64."""
+class Table(msgspec.Struct, array_like=True, frozen=True):
+    """A RegionTable. bases, strides, lengths: little endian uint64; columns: int32."""
 
-    settings: Settings
-    name: str
     bases: bytes
     strides: bytes
     lengths: bytes
+    columns: bytes
+    width: int
     num_blocks: int
+
+
+class Setup(msgspec.Struct, tag="setup", frozen=True):
+    """Engine to mover, once: what there is. tables: by the jobs' part."""
+
+    settings: Settings
+    name: str
+    tables: list[Table]
     regions: list[Region]
     scratch: int
     events: list[bytes]
@@ -59,6 +67,7 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
     first_block: int
     transfer: str = ""
     patience_s: float = 0.0
+    part: int = 0
 
 
 class Save(msgspec.Struct, array_like=True, frozen=True):
@@ -71,6 +80,7 @@ class Save(msgspec.Struct, array_like=True, frozen=True):
     counts: bytes
     block_ids: bytes
     urgent: bool = False
+    part: int = 0
 
 
 class Begin(msgspec.Struct, tag="begin", frozen=True):
@@ -122,6 +132,7 @@ def load_of(job: LoadJob) -> Load:
         job.first_block,
         job.transfer,
         job.patience_s,
+        job.part,
     )
 
 
@@ -138,6 +149,7 @@ def load_job(load: Load) -> LoadJob:
         load.first_block,
         load.transfer,
         load.patience_s,
+        load.part,
     )
 
 
@@ -151,6 +163,7 @@ def save_of(job: SaveJob) -> Save:
         _packed(job.counts),
         _packed(job.block_ids),
         job.urgent,
+        job.part,
     )
 
 
@@ -164,16 +177,44 @@ def save_job(save: Save) -> SaveJob:
         _unpacked(save.counts),
         _unpacked(save.block_ids),
         save.urgent,
+        save.part,
     )
 
 
-def table_of(setup: Setup) -> RegionTable:
-    """Return the table with the engine's addresses."""
-    columns = [np.frombuffer(raw, "<u8") for raw in (setup.bases, setup.strides, setup.lengths)]
-    bases, strides, lengths = (column.astype(np.uint64) for column in columns)
-    if not len(bases) == len(strides) == len(lengths) > 0:
+def table_as_sent(table: RegionTable) -> Table:
+    """Return a table as it is sent."""
+    columns = np.empty(0, np.int32) if table.columns is None else table.columns
+    bases, strides, lengths = (
+        each.astype("<u8").tobytes() for each in (table.bases, table.strides, table.lengths)
+    )
+    return Table(
+        bases,
+        strides,
+        lengths,
+        columns.astype("<i4").tobytes(),
+        table.width,
+        table.num_blocks,
+    )
+
+
+def table_of(sent: Table) -> RegionTable:
+    """Return a table with the engine's addresses. Raises ProtocolError."""
+    raw = [np.frombuffer(each, "<u8") for each in (sent.bases, sent.strides, sent.lengths)]
+    bases, strides, lengths = (each.astype(np.uint64) for each in raw)
+    columns = _unpacked(sent.columns).astype(np.intp)
+    if not len(bases) == len(strides) == len(lengths) > 0 or len(columns) not in (0, len(bases)):
         raise ProtocolError("the table's columns differ in length")
-    return RegionTable(bases, strides, lengths, setup.num_blocks, ())
+    if sent.width < 1 or (len(columns) and not 0 <= columns.min() <= columns.max() < sent.width):
+        raise ProtocolError("the table's rows are of another width")
+    return RegionTable(
+        bases,
+        strides,
+        lengths,
+        sent.num_blocks,
+        (),
+        columns=columns if len(columns) else None,
+        width=sent.width,
+    )
 
 
 def moved(addresses: U64, regions: list[Region], mapped: list[int]) -> U64:

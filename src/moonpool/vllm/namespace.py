@@ -124,7 +124,10 @@ def weights_digest(folder: Path) -> str:
 
 def geometry(kv_cache_config: Any) -> str:
     """Return heads, sizes and types of every layer's state, equal neighbours written once."""
-    (group,) = kv_cache_config.kv_cache_groups
+    return " | ".join(_group(group) for group in kv_cache_config.kv_cache_groups)
+
+
+def _group(group: Any) -> str:
     spec = group.kv_cache_spec
     per_layer = getattr(spec, "kv_cache_specs", None) or dict.fromkeys(group.layer_names, spec)
     counted: dict[str, int] = {}
@@ -156,11 +159,14 @@ def _attention_isa(vllm_config: Any, kv_cache_config: Any) -> str:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
     except ImportError:
         return "unknown"
-    (group,) = kv_cache_config.kv_cache_groups
-    spec = getattr(group.kv_cache_spec, "first_spec", group.kv_cache_spec)
     cache = vllm_config.cache_config
     model_dtype = vllm_config.model_config.dtype
-    return str(_get_attn_isa(model_dtype, cache.block_size, spec.head_size, cache.cache_dtype))
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    sizes = {getattr(spec, "first_spec", spec).head_size for spec in specs}
+    return "/".join(
+        str(_get_attn_isa(model_dtype, cache.block_size, size, cache.cache_dtype))
+        for size in sorted(sizes)
+    )
 
 
 def hash_scheme(

@@ -62,6 +62,12 @@ def split_names(names: bytes) -> list[bytes]:
     return [names[at : at + DIGEST_BYTES] for at in range(0, len(names), DIGEST_BYTES)]
 
 
+def mark(name: bytes, part: int) -> bytes:
+    """Return what an object of a part is remembered by: its name, which all parts share, and the
+    part's number unless it is the first."""
+    return name + bytes((part,)) if part else name
+
+
 def keys_of(namespace: bytes, names: bytes) -> list[Key]:
     """Return the packed keys of packed digests."""
     return [pack(name, namespace) for name in split_names(names)]

@@ -26,15 +26,21 @@ PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What transfers need to know. device: torch's; object_bytes: of a full object."""
+    """What transfers need to know. tables: by the jobs' part; device: torch's; object_bytes: of the
+    largest object."""
 
     settings: Settings
     name: str
-    table: RegionTable
+    tables: tuple[RegionTable, ...]
     object_bytes: int
     device: Any
     tally: Tally
     clock: Clock
+
+    @property
+    def storages(self) -> tuple[tuple[int, int], ...]:
+        """The memory that all tables lie in."""
+        return tuple(sorted({each for table in self.tables for each in table.storages}))
 
 
 class Marks:
@@ -106,11 +112,11 @@ def on_cpu(place: Place) -> Executor:
     size = -(-place.object_bytes // PAGE) * PAGE
     room = np.empty(threads * size + PAGE, np.uint8)
     base = -(-room.ctypes.data // PAGE) * PAGE
-    regions = (*place.table.storages, (base, threads * size))
+    regions = (*place.storages, (base, threads * size))
     scratch = tuple(base + n * size for n in range(threads))
     executor = Executor(
         place.settings,
-        Memory(place.table, regions, scratch, room),
+        Memory(place.tables, regions, scratch, room),
         lambda: pools.open_pool(place.settings, place.name, TRANSFER_TIMEOUT_S),
         device="cpu",
         tally=place.tally,
@@ -139,7 +145,7 @@ def _in_threads(place: Place, gpu: _Gpu) -> Started:
     copier = CudaCopier(gpu.driver)
     executor = Executor(
         place.settings,
-        Memory(place.table, (*place.table.storages, gpu.scratch), gpu.scratch[:1]),
+        Memory(place.tables, (*place.storages, gpu.scratch), gpu.scratch[:1]),
         lambda: pools.open_pool(place.settings, place.name, TRANSFER_TIMEOUT_S, copier),
         device="cuda",
         copier=copier,
@@ -156,16 +162,12 @@ def _in_process(place: Place, gpu: _Gpu, command: Sequence[str]) -> Started:
     fences = Fences(gpu.driver, gpu.stream, shared=True)
     regions = [
         wire.Region(address, nbytes, ipc.share(gpu.driver, address, nbytes))
-        for address, nbytes in (*place.table.storages, gpu.scratch)
+        for address, nbytes in (*place.storages, gpu.scratch)
     ]
-    table = place.table
     setup = wire.Setup(
         place.settings,
         place.name,
-        table.bases.astype("<u8").tobytes(),
-        table.strides.astype("<u8").tobytes(),
-        table.lengths.astype("<u8").tobytes(),
-        table.num_blocks,
+        [wire.table_as_sent(table) for table in place.tables],
         regions,
         gpu.scratch[0],
         fences.handles(),

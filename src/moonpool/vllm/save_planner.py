@@ -15,6 +15,7 @@ from moonpool.vllm.jobs import SaveDone, SaveJob
 from moonpool.vllm.link import Clock, Link
 from moonpool.vllm.memory import Failed, Known
 from moonpool.vllm.objects import I32
+from moonpool.vllm.parts import WHOLE, Part, Tables
 from moonpool.vllm.pins import PinBook
 from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.stats import Tally
@@ -28,6 +29,7 @@ _REST_CODES = frozenset({NoSpaceError.code, MasterUnreachableError.code, -901})
 @dataclass(slots=True)
 class _Running:
     request_id: str
+    part: Part
     ends: I32
     names: bytes
     until: float
@@ -50,10 +52,11 @@ class SavePlanner:
         link: Link,
         tally: Tally,
         clock: Clock,
+        parts: Sequence[Part] = WHOLE,
     ) -> None:
         """stride: blocks in an object; timeout_s: how long a worker tries to save a job; ready:
         whether the worker can save at all."""
-        self._ready = ready
+        self._ready, self._parts = ready, tuple(parts)
         self._block_size, self._stride, self._decode = block_size, stride, decode
         self._timeout_s, self._pins, self._known, self._failed = timeout_s, pins, known, failed
         self._link, self._tally, self._clock = link, tally, clock
@@ -64,35 +67,37 @@ class SavePlanner:
         """Told of jobs and how they end, where somebody listens."""
 
     def plan(
-        self, tracker: Tracker, computed: int, block_ids: Sequence[int], namespace: bytes, end: bool
-    ) -> SaveJob | None:
-        """Return the job for what is computed and not saved, or None; holds the job's blocks.
+        self, tracker: Tracker, computed: int, tables: Tables, namespace: bytes, end: bool
+    ) -> list[SaveJob]:
+        """Return the jobs for what is computed and not saved, one a part; holds their blocks.
 
-        computed: tokens whose KV is in ``block_ids`` when the job begins.
+        computed: tokens whose KV is in the blocks of ``tables`` when the jobs begin.
         """
         if tracker.stale:
             tracker.next_at = NEVER
-            return None
+            return []
         able = self._ready() and self._pins.bound
         if self._clock() < self._rest_until or self._link.get() is None or not able:
             self._put_off(tracker, computed, end)
-            return None
+            return []
         ends = unsaved(
             tracker, computed, self._block_size, self._stride, decode=self._decode, end=end
         )
         if not len(ends):
             self._set_next(tracker, computed)
-            return None
+            return []
         room = self._pins.room(end=end)
-        chosen, considered = self._choose(tracker, ends, block_ids, room)
+        chosen, considered = self._choose(tracker, ends, tables, room)
         self._advance(tracker, considered)
         if considered < ends[-1]:
             self._left_out(tracker, computed, int(ends[-1]) - considered, end)
         else:
             self._set_next(tracker, computed)
-        if not len(chosen):
-            return None
-        return self._make(tracker, chosen, block_ids, namespace, end)
+        return [
+            self._make(tracker, part, np.array(which, np.int32), tables, namespace, end)
+            for part, which in zip(self._parts, chosen, strict=True)
+            if which
+        ]
 
     def ended(self, done: SaveDone, trackers: dict[str, Tracker]) -> None:
         """Give a job's blocks back and note what is in the pool now."""
@@ -106,7 +111,7 @@ class SavePlanner:
         there = (codes == 0) | (codes == AlreadyExistsError.code)
         names = objects.split_names(job.names)
         good = [name for name, ok in zip(names, there, strict=False) if ok]
-        self._known.add(good, self._clock())
+        self._known.add((objects.mark(name, job.part.number) for name in good), self._clock())
         self._failed.forget(
             name for name, code in zip(names, codes.tolist(), strict=False) if code == 0
         )
@@ -132,23 +137,30 @@ class SavePlanner:
         return any(now < job.until for job in self._running.values())
 
     def _choose(
-        self, tracker: Tracker, ends: I32, block_ids: Sequence[int], room: int
-    ) -> tuple[I32, int]:
-        """Return the objects to save now, and the block up to which all were looked at."""
-        chosen, considered = [], tracker.saved
-        hashes = tracker.request.block_hashes
-        for end, start in zip(
-            ends.tolist(), objects.starts_of(ends, self._stride).tolist(), strict=True
-        ):
-            # Block 0 is vLLM's null block: there is nothing behind it.
-            usable = end <= len(block_ids) and 0 not in block_ids[start:end]
-            if usable and objects.digest_of(hashes[end - 1]) not in self._known:
-                if end - start > room:
-                    break
-                room -= end - start
-                chosen.append(end)
+        self, tracker: Tracker, ends: I32, tables: Tables, room: int
+    ) -> tuple[list[list[int]], int]:
+        """Return the ends of each part's objects to save now, and the block up to which all were
+        looked at."""
+        chosen: list[list[int]] = [[] for _ in self._parts]
+        considered, hashes = tracker.saved, tracker.request.block_hashes
+        starts = [part.starts(ends, self._stride).tolist() for part in self._parts]
+        for at, end in enumerate(ends.tolist()):
+            digest = objects.digest_of(hashes[end - 1])
+            # What has left a window is gone.
+            wanted = [
+                part
+                for part, begins in zip(self._parts, starts, strict=True)
+                if objects.mark(digest, part.number) not in self._known
+                and part.has(tables, begins[at], end)
+            ]
+            blocks = sum((end - starts[part.number][at]) * part.width for part in wanted)
+            if blocks > room:
+                break
+            room -= blocks
+            for part in wanted:
+                chosen[part.number].append(end)
             considered = end
-        return np.array(chosen, np.int32), considered
+        return chosen, considered
 
     def _advance(self, tracker: Tracker, considered: int) -> None:
         tracker.saved = max(tracker.saved, objects.floor(considered, self._stride))
@@ -156,14 +168,20 @@ class SavePlanner:
             tracker.tail_end = max(tracker.tail_end, considered)
 
     def _make(
-        self, tracker: Tracker, ends: I32, block_ids: Sequence[int], namespace: bytes, end: bool
+        self,
+        tracker: Tracker,
+        part: Part,
+        ends: I32,
+        tables: Tables,
+        namespace: bytes,
+        end: bool,
     ) -> SaveJob:
         hashes, stride = tracker.request.block_hashes, self._stride
-        starts = objects.starts_of(ends, stride)
+        starts = part.starts(ends, stride)
         ids = [
             block
             for start, last in zip(starts.tolist(), ends.tolist(), strict=True)
-            for block in block_ids[start:last]
+            for block in part.rows(tables, start, last)
         ]
         job = SaveJob(
             next(self._ids),
@@ -173,12 +191,15 @@ class SavePlanner:
             ends - starts,
             np.array(ids, np.int32),
             tracker.wish.sends,
+            part.number,
         )
         self._pins.hold(job.job_id, ids, end=end)
-        if self.events is not None:
+        if self.events is not None and not part.number:
             self.events.saving(job, ends.tolist(), tracker.request)
         until = self._clock() + self._timeout_s + OVERDUE_S
-        self._running[job.job_id] = _Running(tracker.request.request_id, ends, job.names, until)
+        self._running[job.job_id] = _Running(
+            tracker.request.request_id, part, ends, job.names, until
+        )
         return job
 
     def _tried_in_vain(

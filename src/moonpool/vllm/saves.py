@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +62,7 @@ class Saver:
 
     def __init__(
         self,
-        table: RegionTable,
+        tables: Sequence[RegionTable],
         link: Link,
         *,
         threads: int,
@@ -72,8 +72,9 @@ class Saver:
         chunk_bytes: int = CHUNK_BYTES,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """timeout_s: how long a job may take from its submission; notify: called when one ends."""
-        self._table, self._link, self._tally, self._clock = table, link, tally, clock
+        """tables: by the jobs' part; timeout_s: how long a job may take from its submission;
+        notify: called when one ends."""
+        self._tables, self._link, self._tally, self._clock = tables, link, tally, clock
         self._timeout_s, self._chunk_bytes, self._notify = timeout_s, chunk_bytes, notify
         self._work = threading.Condition()
         self._queue: deque[_Part] = deque()
@@ -110,7 +111,7 @@ class Saver:
 
     def _parts(self, job: SaveJob) -> list[int]:
         """Return where parts of about a chunk end."""
-        size = self._table.block_bytes * int(job.counts.max(initial=1))
+        size = self._tables[job.part].block_bytes * int(job.counts.max(initial=1))
         step, count = max(1, self._chunk_bytes // size), len(job.counts)
         return [*range(step, count, step), count]
 
@@ -159,18 +160,20 @@ class Saver:
     def _put(self, part: _Part, codes: list[int]) -> None:
         """Put a part's objects chunk by chunk, appending a code for each."""
         job = part.save.job
+        table = self._tables[job.part]
         keys = objects.keys_of(job.namespace, job.names)
         parents = objects.parents_of(job.namespace, job.parents)
         starts: I64 = np.concatenate(([0], np.cumsum(job.counts))).astype(np.int64)
         while (first := part.first + len(codes)) < part.last:
-            size = self._table.block_bytes * int(job.counts[first])
+            size = table.block_bytes * int(job.counts[first])
             last = min(part.last, first + max(1, self._chunk_bytes // size))
             left_s, pool = part.save.deadline - self._clock(), self._link.get()
             if left_s <= 0 or pool is None or _HOPELESS.intersection(codes):
                 codes += [LATE if left_s <= 0 else _hopeless(codes)] * (part.last - first)
                 return
             rows = starts[first : last + 1]
-            pieces = self._table.pieces(job.block_ids[rows[0] : rows[-1]], rows - rows[0])
+            blocks = job.block_ids[rows[0] * table.width : rows[-1] * table.width]
+            pieces = table.pieces(blocks, rows - rows[0])
             found = pool.put_pieces(
                 keys[first:last], pieces, parents=parents[first:last], timeout_s=left_s
             )

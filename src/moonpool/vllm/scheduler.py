@@ -23,6 +23,7 @@ from moonpool.vllm.log import logger
 from moonpool.vllm.memory import Failed, Known
 from moonpool.vllm.namespace import Namespace
 from moonpool.vllm.objects import CLAIMS_MAX
+from moonpool.vllm.parts import Keyspace, Tables
 from moonpool.vllm.pins import PinBook
 from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.save_planner import SavePlanner
@@ -47,10 +48,11 @@ class SchedulerSide:
         link: Link,
         courier: Courier | None = None,
         clock: Clock = time.monotonic,
-        window: int = 0,
+        keyspace: Keyspace | None = None,
     ) -> None:
-        """block_size: tokens in one of vLLM's blocks; window: tokens that a layer attends to, 0 for
-        all. The link must be started by the caller."""
+        """block_size: tokens in one of vLLM's blocks; keyspace: what is stored of a prefix. The
+        link must be started by the caller."""
+        self._keys = keyspace or Keyspace()
         self._settings, self._facts, self._link = settings, namespace, link
         self._order, self._epoch, self._ready = "", "", False
         self._asked_early, self._clock = 0, clock
@@ -75,7 +77,7 @@ class SchedulerSide:
             namespace=lambda: self.namespace,
             costs=self._costs,
             share_blocks=-(-settings.share_prefill_tokens // block_size),
-            window=window,
+            keyspace=self._keys,
             known=self._known,
             failed=self._failed,
             courier=self._courier,
@@ -90,6 +92,7 @@ class SchedulerSide:
             timeout_s=settings.save_timeout_s,
             pins=self.pins,
             ready=lambda: self._ready,
+            parts=self._keys.parts,
             known=self._known,
             failed=self._failed,
             link=link,
@@ -139,10 +142,10 @@ class SchedulerSide:
         tracker = self._tracker(request)
         return self._loads.matched(tracker, local_tokens, wanted=self._ready)
 
-    def after_alloc(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
+    def after_alloc(self, request: Any, tables: Tables, external_tokens: int) -> None:
         """Plan the load of the tokens that were offered and now have blocks."""
         if external_tokens > 0:
-            self._loads.plan(self._tracker(request), block_ids, external_tokens)
+            self._loads.plan(self._tracker(request), tables, external_tokens)
 
     def take_loads(self) -> list[LoadJob]:
         """Return the loads that begin in this step."""
@@ -199,7 +202,7 @@ class SchedulerSide:
         saves, self._new_saves = self._new_saves, []
         return saves
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> dict[str, Any] | None:
+    def finished(self, request: Any, tables: Tables) -> dict[str, Any] | None:
         """Save the end of a request whose blocks are about to be freed; return what its client
         may know if another engine waits for it."""
         tracker = self._trackers.get(request.request_id)
@@ -213,7 +216,7 @@ class SchedulerSide:
             self.handoffs.finished(tracker.handoff, good=False)
             self._note_session(tracker)
             return None
-        computed = self._save_end(tracker, block_ids)
+        computed = self._save_end(tracker, tables)
         self._note_session(tracker)
         if not tracker.handoff:
             return None
@@ -229,11 +232,12 @@ class SchedulerSide:
         # What goes on where a request ended continues its last full object; tails hang beside it.
         ends = sorted({tracker.saved, tracker.tail_end, prompt} - {0})
         names = objects.names_at(request.block_hashes, np.array(ends, np.int32))
-        keys = [] if tracker.stale else objects.keys_of(self.namespace, names)
+        spaces = [] if tracker.stale else self._keys.all_of(self.namespace)
+        keys = [key for space in spaces for key in objects.keys_of(space, names)]
         jobs = self._saves.running_of(request.request_id)
         self._sessions.finished(wish.session, keys, jobs, last=wish.last)
 
-    def _save_end(self, tracker: Tracker, block_ids: Sequence[int]) -> int:
+    def _save_end(self, tracker: Tracker, tables: Tables) -> int:
         """Save what is left; return how many tokens of the prompt's whole blocks are computed."""
         request = tracker.request
         in_flight = getattr(request, "num_in_flight_tokens", 0)
@@ -244,7 +248,7 @@ class SchedulerSide:
         if computed >= self._block_size and self._settings.saves:
             self._learn(tracker)
             self._add(
-                self._saves.plan(tracker, computed, block_ids, self.namespace, end=True), tracker
+                self._saves.plan(tracker, computed, tables, self.namespace, end=True), tracker
             )
         prompt: int = request.num_prompt_tokens // self._block_size
         blocks: int = min(computed // self._block_size, prompt)
@@ -330,17 +334,15 @@ class SchedulerSide:
         self._learn(tracker)
         # Draft tokens and placeholders past the known tokens have no hash yet.
         computed = min(computed, tracker.request.num_tokens)
-        self._add(
-            self._saves.plan(tracker, computed, tables[0], self.namespace, end=False), tracker
-        )
+        self._add(self._saves.plan(tracker, computed, tables, self.namespace, end=False), tracker)
 
     def _learn(self, tracker: Tracker) -> None:
         """Use an answer that came too late for a load, so that nothing is saved twice."""
         if tracker.lookup is not None and tracker.lookup.done:
             self._loads.learn(tracker, tracker.lookup)
 
-    def _add(self, job: SaveJob | None, tracker: Tracker) -> None:
-        if job is not None:
+    def _add(self, jobs: Sequence[SaveJob], tracker: Tracker) -> None:
+        for job in jobs:
             self._new_saves.append(job)
             self.handoffs.saving(tracker.handoff, job.job_id)
             self.handoffs.saving(tracker.claim or 0, job.job_id)

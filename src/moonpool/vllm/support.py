@@ -60,57 +60,54 @@ def check_config(vllm_config: Any) -> None:
 
 
 def check_cache(kv_cache_config: Any, block_size: int, *, windows: bool = False) -> None:
-    """Refuse KV caches of several groups, of kinds that are not supported, or whose blocks are not
-    those that the scheduler hashes (``block_size`` tokens). windows: whether a sliding window in
-    all layers is supported."""
+    """Refuse KV caches of kinds that are not supported, or whose blocks are not those that the
+    scheduler hashes (``block_size`` tokens). windows: whether sliding windows are supported, and
+    several groups with them: a request whose load failed can be computed from its beginning."""
     kinds = ("FullAttentionSpec", "SlidingWindowSpec") if windows else ("FullAttentionSpec",)
     groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
+    if not groups or (len(groups) != 1 and not windows):
         found = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
         raise _refusal(
-            f"a model with {len(groups)} KV cache groups ({found or 'none'})",
-            "a hit must hold for all groups at once (sliding windows, Mamba states)",
+            f"a model with {len(groups)} KV cache groups ({found or 'none'}) here",
+            "a load that fails for one of them must be recomputed from the prompt's beginning",
+            "use MoonpoolConnector with vLLM 0.30 or newer, or serve it without "
+            "--kv-transfer-config",
+        )
+    for group in groups:
+        spec = group.kv_cache_spec
+        for layer in getattr(spec, "kv_cache_specs", {"": spec}).values():
+            _check_layer(layer, kinds, block_size)
+
+
+def _check_layer(layer: Any, kinds: tuple[str, ...], block_size: int) -> None:
+    if type(layer).__name__ not in kinds:
+        raise _refusal(
+            f"a KV cache of kind {type(layer).__name__}",
+            "it takes " + " and ".join(kinds),
             "serve it without --kv-transfer-config",
         )
-    spec = groups[0].kv_cache_spec
-    for layer in getattr(spec, "kv_cache_specs", {"": spec}).values():
-        if type(layer).__name__ not in kinds:
-            raise _refusal(
-                f"a KV cache of kind {type(layer).__name__}",
-                "it takes " + " and ".join(kinds),
-                "serve it without --kv-transfer-config",
-            )
-        if layer.block_size != block_size:
-            raise _refusal(
-                f"KV blocks of {layer.block_size} tokens where the scheduler's have {block_size}",
-                "hashes would not name blocks",
-                "set --block-size to a size that the attention backend takes",
-            )
-        if getattr(layer, "tokens_per_state", 1) != 1:
-            raise _refusal(
-                f"a KV cache with {layer.tokens_per_state} tokens in a state",
-                "one state for each token is supported",
-                "serve it without --kv-transfer-config",
-            )
+    if layer.block_size != block_size:
+        raise _refusal(
+            f"KV blocks of {layer.block_size} tokens where the scheduler's have {block_size}",
+            "hashes would not name blocks",
+            "set --block-size to a size that the attention backend takes",
+        )
+    if getattr(layer, "tokens_per_state", 1) != 1:
+        raise _refusal(
+            f"a KV cache with {layer.tokens_per_state} tokens in a state",
+            "one state for each token is supported",
+            "serve it without --kv-transfer-config",
+        )
 
 
-def window_of(kv_cache_config: Any) -> int:
-    """Return the tokens that a layer attends to; 0 for all of them. Of a cache that was checked."""
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    layers = getattr(spec, "kv_cache_specs", {"": spec}).values()
-    # Full attention whose mask is a window keeps all its blocks.
-    return max(
-        int(layer.sliding_window) if type(layer).__name__ == "SlidingWindowSpec" else 0
-        for layer in layers
-    )
-
-
-def object_tokens_within(window: int, object_tokens: int, block_size: int) -> int:
-    """Return the tokens of an object, so few that vLLM still has its first block when its last is
-    computed: a block that has left the window is freed."""
-    if not window:
-        return object_tokens
-    return min(object_tokens, max(window // block_size, 1) * block_size)
+def check_sharing(share_prefill_tokens: int, parts: int) -> None:
+    """Refuse to wait for what others compute unasked where an object is in several pieces."""
+    if share_prefill_tokens and parts > 1:
+        raise _refusal(
+            "share_prefill_tokens with sliding windows beside full attention",
+            "engines say of the first kind of layers only what they compute",
+            "set share_prefill_tokens to 0",
+        )
 
 
 def check_device(device: str) -> None:

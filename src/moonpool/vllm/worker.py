@@ -9,11 +9,14 @@ from typing import Any
 from moonpool.vllm import layout, support
 from moonpool.vllm.executor import Runner
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
+from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Clock
 from moonpool.vllm.log import logger
+from moonpool.vllm.parts import WHOLE, Part, begins_anew
 from moonpool.vllm.runners import Marks, Place, Started, start
 from moonpool.vllm.scheduler import stride_of
 from moonpool.vllm.settings import Settings
+from moonpool.vllm.spread import Spread, Unit
 from moonpool.vllm.stats import Tally
 
 Starter = Callable[[Place], Started]
@@ -30,24 +33,24 @@ class WorkerSide:
         name: str,
         num_blocks: int,
         block_size: int,
-        layers: Sequence[str],
+        parts: Sequence[Part] = WHOLE,
         *,
         ordered: bool = True,
-        window: int = 0,
         starter: Starter = start,
         clock: Clock = time.monotonic,
     ) -> None:
         """name: shown to people by the pool; ordered: whether the engine's blocks come free only
-        when no step can still write to them; window: tokens that a layer attends to, 0 for
-        all; starter: what makes the transfers run."""
+        when no step can still write to them; parts: the model's, with the layers that this worker
+        has; starter: what makes the transfers run."""
         self._settings, self._name, self._clock = settings, name, clock
-        self._num_blocks, self._block_size, self._layers = num_blocks, block_size, list(layers)
+        self._num_blocks, self._block_size, self._parts = num_blocks, block_size, tuple(parts)
         self._stride = stride_of(settings.object_tokens, block_size)
-        self._ordered, self._window, self._starter = ordered, window, starter
+        self._ordered, self._starter = ordered, starter
+        self._anew = begins_anew(parts)
+        self._spread = Spread([Unit(part.number) for part in parts])
         self.tally = Tally()
         self.runner: Runner | None = None
         self._marks: Marks | None = None
-        self._loads: dict[int, LoadJob] = {}
         self._newest_load = self._newest_save = 0
         self._ended: tuple[list[LoadDone], list[SaveDone]] = ([], [])
         self._bad_blocks: set[int] = set()
@@ -57,26 +60,47 @@ class WorkerSide:
 
     def register(self, caches: Mapping[str, Any]) -> None:
         """Take the engine's KV tensors, by layer; raises ConfigError for what cannot be used."""
-        tensor = caches[self._layers[0]]
+        layers = [name for part in self._parts for names in part.layers for name in names]
+        tensor = caches[layers[0]]
         device = self._device = str(tensor.device.type)
         support.check_device(device)
         support.check_mover(self._settings.mover, device)
-        table = layout.probe(caches, self._layers, self._num_blocks, self._block_size)
-        object_bytes = table.block_bytes * self._stride
-        logger.info(
-            "moonpool: %d layers, %d B a block in %d pieces (order %s), %d B an object",
-            len(self._layers),
-            table.block_bytes,
-            len(table.bases),
-            table.order,
-            object_bytes,
-        )
+        tables = tuple(self._probe(part, caches) for part in self._parts)
+        object_bytes = [
+            table.block_bytes * min(part.span or self._stride, self._stride)
+            for part, table in zip(self._parts, tables, strict=True)
+        ]
+        for part, table, size in zip(self._parts, tables, object_bytes, strict=True):
+            logger.info(
+                "moonpool: %d layers%s, %d B a block in %d pieces (order %s), %d B an object",
+                sum(map(len, part.layers)),
+                f" with a window of {part.window} tokens" if part.window else "",
+                table.block_bytes,
+                len(table.bases),
+                table.order,
+                size,
+            )
         place = Place(
-            self._settings, self._name, table, object_bytes, tensor.device, self.tally, self._clock
+            self._settings,
+            self._name,
+            tables,
+            max(object_bytes),
+            tensor.device,
+            self.tally,
+            self._clock,
         )
         started = self._starter(place)
         self.runner, self._marks = started.runner, started.marks
-        self._order = table.order
+        self._order = "|".join(table.order for table in tables)
+
+    def _probe(self, part: Part, caches: Mapping[str, Any]) -> RegionTable:
+        """Return the table of a part's rows of blocks."""
+        return layout.joined(
+            [
+                layout.probe(caches, names, self._num_blocks, self._block_size)
+                for names in part.layers
+            ]
+        )
 
     def before_step(self, loads: bool) -> None:
         """Note what is launched before this step, if it begins loads that must come after it."""
@@ -89,12 +113,12 @@ class WorkerSide:
         if not new or self.runner is None:
             return
         self._newest_load = max(job.generation for job in new)
-        self._loads |= {job.generation: job for job in new}
-        self.runner.load(new, self._marks.loads if self._marks is not None else None)
+        jobs = self._spread.load(new)
+        self.runner.load(jobs, self._marks.loads if self._marks is not None else None)
 
     def cancel_loads(self, generations: Sequence[int]) -> None:
         """Let loads end early; each is still reported, once nothing writes for it any more."""
-        known = [each for each in generations if each in self._loads]
+        known = self._spread.running(generations)
         if known and self.runner is not None:
             self.runner.cancel(known)
 
@@ -104,29 +128,36 @@ class WorkerSide:
         if not new or self.runner is None:
             return
         self._newest_save = max(job.job_id for job in new)
-        self.runner.save(new, self._marks.saves() if self._marks is not None else None)
+        jobs, ended = self._spread.save(new)
+        self._ended[1].extend(ended)
+        if jobs:
+            self.runner.save(jobs, self._marks.saves() if self._marks is not None else None)
 
     def finished_loads(self) -> set[str]:
         """Return the requests whose loads ended; their failed blocks are in ``take_bad_blocks``,
-        or below a sliding window the requests that failed in ``take_failed``."""
+        or, where a part of a hit is of no use, the requests that failed in
+        ``take_failed``."""
         if self.runner is None:
             return set()
         loads, saves = self.runner.take()
         requests: set[str] = set()
-        for done in loads:
-            job = self._loads.pop(done.generation, None)
-            if job is None:
+        for part in loads:
+            ended = self._spread.loaded(part)
+            if ended is None:
                 continue
-            requests.add(job.request_id)
+            done = ended.done
+            requests.add(done.request_id)
             self._ended[0].append(done)
-            bad = job.ids_from(done.good_blocks)
-            self.tally.count("recomputed_blocks", len(bad))
-            if not self._window:
-                self._bad_blocks.update(bad)
-            elif bad or not len(job.ends):
-                # What comes before the first bad block is not there: all is computed anew.
-                self._failed.add(job.request_id)
-        self._ended[1].extend(saves)
+            self.tally.count("recomputed_blocks", len(ended.bad))
+            if not self._anew:
+                self._bad_blocks.update(ended.bad)
+            elif ended.failed:
+                # What comes before the first bad block is not all there: all is computed anew.
+                self._failed.add(done.request_id)
+        for save in saves:
+            whole = self._spread.saved(save)
+            if whole is not None:
+                self._ended[1].append(whole)
         return requests
 
     def rest(self) -> set[str]:
@@ -137,7 +168,7 @@ class WorkerSide:
         engine that is waited for, perhaps bound to the same core, this leaves it no time.
         """
         ended: set[str] = set()
-        loads = self._loads.values()
+        loads = self._spread.loads
         if self._device == "cpu" and loads and all(job.patience_s for job in loads):
             for _ in range(REST_TURNS):
                 time.sleep(REST_TURN_S)

@@ -20,6 +20,7 @@ from moonpool.vllm.jobs import LoadDone, SaveDone
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Link
 from moonpool.vllm.namespace import Namespace
+from moonpool.vllm.parts import Keyspace, windowed
 from moonpool.vllm.scheduler import SchedulerSide
 from moonpool.vllm.worker import WorkerSide
 from tests.unit.vllm.fakes import (
@@ -83,7 +84,7 @@ class SchedulerOnly:
             self.link,  # type: ignore[arg-type]
             self.courier,
             self.clock,
-            window=window,
+            keyspace=Keyspace((windowed(window, BLOCK),)),
         )
         self.side.pins.bind(self.block_pool, STRIDE)
         self.side.worker_is("LC")
@@ -128,7 +129,7 @@ class Engine(SchedulerOnly):
         super().__init__(blocks=blocks, pool=pool, **changes)
         self.memory = Memory(blocks)
         chosen = make_settings(**changes)
-        self.worker = WorkerSide(chosen, "test", blocks, BLOCK, ["l0", "l1"], clock=self.clock)
+        self.worker = WorkerSide(chosen, "test", blocks, BLOCK, clock=self.clock)
         self._start_worker(chosen)
         self.tables: dict[str, list[int]] = {}
         self.waiting: set[str] = set()
@@ -145,7 +146,7 @@ class Engine(SchedulerOnly):
         executor = Executor(
             chosen,
             ProcessMemory(
-                table,
+                (table,),
                 (*table.storages, (addresses[0], self.scratch.nbytes)),
                 tuple(addresses),
             ),
@@ -183,7 +184,7 @@ class Engine(SchedulerOnly):
         table = self.allocate(request, total)
         for at in range(local):
             self.memory.write(table[at], truth(request.block_hashes[at]))
-        self.side.after_alloc(request, table, tokens)
+        self.side.after_alloc(request, [table], tokens)
         request.num_computed_tokens = local * BLOCK + tokens
         if tokens:
             self.waiting.add(request.request_id)
@@ -245,7 +246,7 @@ class Engine(SchedulerOnly):
     def finish(self, request: FakeRequest) -> None:
         """The request ends: saves its tail, frees its blocks unless a load writes to them."""
         table = self.tables[request.request_id]
-        self.side.finished(request, table[: -(-request.num_computed_tokens // BLOCK)])
+        self.side.finished(request, [table[: -(-request.num_computed_tokens // BLOCK)]])
         if request.request_id in self.waiting:
             self.aborted.add(request.request_id)
         else:

@@ -66,7 +66,7 @@ def test_a_hit_that_loads_too_slowly_is_recomputed(wanted: bool) -> None:
         tokens = made.side.matched_tokens(req, 0)
         assert made.side.matched_tokens(req, 0) == tokens
         if tokens:
-            made.side.after_alloc(req, [*range(1, 11)], tokens)
+            made.side.after_alloc(req, [[*range(1, 11)]], tokens)
             (job,) = made.side.take_loads()
             made.clock.now += seconds
             made.loaded(job)

@@ -35,7 +35,7 @@ class Bench:
             self.pool.register_memory(int(part.ctypes.data), size)
         addresses = [int(part.ctypes.data) for part in self.scratch]
         self.loader = Loader(
-            self.memory.table,
+            (self.memory.table,),
             self.link,  # type: ignore[arg-type]
             addresses.pop,
             threads=threads,

@@ -42,7 +42,7 @@ def test_blocks_that_another_connector_has_not_filled_yet_are_not_saved(
 ) -> None:
     """The request is aborted while it waits; vLLM counts its tokens as computed all the same."""
     req = wait_for_other(side, local)
-    side.side.finished(req, TABLE[:8])
+    side.side.finished(req, [TABLE[:8]])
     jobs = side.side.take_saves()
     assert sum(int(job.counts.sum()) for job in jobs) == local
 
@@ -51,7 +51,7 @@ def test_what_another_connector_brought_is_saved_after_the_first_step(side: Sche
     """That step shows whether it did."""
     req = wait_for_other(side)
     assert side.save_step(req, 1, TABLE) == []
-    side.side.finished(req, TABLE[:8])
+    side.side.finished(req, [TABLE[:8]])
     (job,) = side.side.take_saves()
     assert job.block_ids.tolist() == TABLE[:6]
 

@@ -31,7 +31,7 @@ class Bench:
             self.pool.register_memory(at, nbytes)
         self.link = FakeLink(self.pool)
         self.saver = Saver(
-            self.memory.table,
+            (self.memory.table,),
             self.link,  # type: ignore[arg-type]
             threads=threads,
             timeout_s=10.0,

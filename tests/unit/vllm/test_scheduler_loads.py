@@ -180,7 +180,7 @@ def test_every_role_loads(role: str) -> None:
 
 def plan(side: SchedulerOnly, req: FakeRequest, local: int, table: list[int]) -> object:
     tokens = arrive(side, req, local)
-    side.side.after_alloc(req, table, tokens)
+    side.side.after_alloc(req, [table], tokens)
     (job,) = side.side.take_loads()
     return job
 
@@ -220,7 +220,7 @@ def test_a_lease_that_comes_after_the_end_is_given_back(side: SchedulerOnly) -> 
     side.fill(req, 4)
     tokens = arrive(side, req)
     side.courier.at_once = False
-    side.side.after_alloc(req, [1, 2, 3, 4, 5], tokens)
+    side.side.after_alloc(req, [[1, 2, 3, 4, 5]], tokens)
     (job,) = side.side.take_loads()
     side.loaded(job)
     side.courier.run()
@@ -268,7 +268,7 @@ def test_a_load_that_cannot_be_planned_fails_at_once(side: SchedulerOnly) -> Non
     req = request()
     side.fill(req, 2)
     arrive(side, req)
-    side.side.after_alloc(req, [1, 2, 3, 4, 5], 20)
+    side.side.after_alloc(req, [[1, 2, 3, 4, 5]], 20)
     (job,) = side.side.take_loads()
     assert len(job.ends) == 0
     assert job.ids_from(0) == [1, 2, 3, 4, 5]
@@ -279,7 +279,7 @@ def test_an_id_that_comes_again_is_another_request(side: SchedulerOnly) -> None:
     first = request("same")
     side.fill(first, 4)
     job = plan(side, first, 0, [1, 2, 3, 4, 5])
-    side.side.finished(first, [1, 2, 3, 4, 5])
+    side.side.finished(first, [[1, 2, 3, 4, 5]])
     second = request("same", first=500)
     side.fill(second, 4)
     again = plan(side, second, 0, [6, 7, 8, 9, 10])

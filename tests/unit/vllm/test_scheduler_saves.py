@@ -69,7 +69,7 @@ def test_generated_blocks_are_saved_and_the_end_has_a_tail(side: SchedulerOnly) 
     for token in range(33, 38):
         req.append(token)
         assert side.save_step(req, 1, TABLE) == []
-    side.side.finished(req, TABLE)
+    side.side.finished(req, [TABLE])
     (job,) = side.side.take_saves()
     assert names(job) == ends(req, 9)
 
@@ -78,7 +78,7 @@ def test_the_last_token_of_a_request_was_never_computed(side: SchedulerOnly) -> 
     req = arrive(side, 15)
     side.save_step(req, 15, TABLE)
     req.append(15)
-    side.side.finished(req, TABLE)
+    side.side.finished(req, [TABLE])
     assert side.side.take_saves() == []
 
 
@@ -89,7 +89,7 @@ def test_decode_can_be_left_out() -> None:
     for token in range(16, 40):
         req.append(token)
         assert made.save_step(req, 1, TABLE) == []
-    made.side.finished(req, TABLE)
+    made.side.finished(req, [TABLE])
     assert made.side.take_saves() == []
 
 
@@ -113,7 +113,7 @@ def test_what_the_pool_has_is_not_saved_again(side: SchedulerOnly) -> None:
     req = FakeRequest("r", range(32), BLOCK)
     side.fill(req, 4)
     side.side.on_new_request(req)
-    side.side.after_alloc(req, TABLE, side.side.matched_tokens(req, 0))
+    side.side.after_alloc(req, [TABLE], side.side.matched_tokens(req, 0))
     (load,) = side.side.take_loads()
     side.loaded(load)
     req.num_computed_tokens = 16
@@ -214,7 +214,7 @@ def test_what_does_not_fit_at_the_end_is_dropped_and_counted() -> None:
     for req in (first, second):
         made.side.plan_saves({req.request_id: 0}, _state(req))
         req.num_computed_tokens = req.num_tokens - 1
-        made.side.finished(req, TABLE)
+        made.side.finished(req, [TABLE])
     (job,) = made.side.take_saves()
     assert names(job) == ends(first, 2, 4, 6, 8, 10)
     assert made.side.tally.take()["save_blocks_dropped"] == 4
@@ -222,7 +222,7 @@ def test_what_does_not_fit_at_the_end_is_dropped_and_counted() -> None:
     third = arrive(made, 41, "t", 200)
     made.side.plan_saves({"t": 0}, _state(third))
     third.num_computed_tokens = 40
-    made.side.finished(third, TABLE)
+    made.side.finished(third, [TABLE])
     assert len(made.side.take_saves()) == 1
 
 
@@ -256,7 +256,7 @@ def test_without_a_pool_nothing_is_held(side: SchedulerOnly) -> None:
     side.link.pool = None
     req = arrive(side, 16)
     assert side.save_step(req, 16, TABLE) == []
-    side.side.finished(req, TABLE)
+    side.side.finished(req, [TABLE])
     assert side.side.take_saves() == []
     assert side.block_pool.held == []
     assert not side.side.has_work
@@ -270,9 +270,9 @@ def test_an_aborted_load_saves_nothing(side: SchedulerOnly) -> None:
     side.pool.objects.pop(side.key(req.block_hashes[1]))
     side.fill(req, 2)
     side.side.on_new_request(req)
-    side.side.after_alloc(req, TABLE, side.side.matched_tokens(req, 0))
+    side.side.after_alloc(req, [TABLE], side.side.matched_tokens(req, 0))
     req.num_computed_tokens = 8
-    side.side.finished(req, TABLE)
+    side.side.finished(req, [TABLE])
     assert side.side.take_saves() == []
 
 
@@ -298,7 +298,7 @@ def test_a_failed_load_is_saved_anew_after_the_recompute(side: SchedulerOnly) ->
     req = FakeRequest("r", range(16), BLOCK)
     side.fill(req, 4)
     side.side.on_new_request(req)
-    side.side.after_alloc(req, TABLE, side.side.matched_tokens(req, 0))
+    side.side.after_alloc(req, [TABLE], side.side.matched_tokens(req, 0))
     (load,) = side.side.take_loads()
     side.loaded(load, 2)
     req.num_computed_tokens = 8

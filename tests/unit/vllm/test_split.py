@@ -205,7 +205,7 @@ def test_an_abort_at_d_frees_everything_at_once(split: Split) -> None:
     assert not split.d.requests
     assert not split.d.block_pool.held
     assert split.d.side._loads.loading == 0
-    assert not split.d.worker._loads
+    assert not split.d.worker._spread.loads
     # What comes late reaches nobody.
     split.pool.notice(late=True)
 

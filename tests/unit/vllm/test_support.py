@@ -70,7 +70,7 @@ def test_a_plain_model_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("specs", "words"),
     [
-        ((spec(), spec()), "2 KV cache groups"),
+        ((spec(), spec()), "2 KV cache groups.*vLLM 0.30"),
         ((), "0 KV cache groups"),
         ((SlidingWindowSpec(),), "SlidingWindowSpec"),
         ((MLAAttentionSpec(),), "MLAAttentionSpec"),
@@ -86,19 +86,16 @@ def test_other_caches_are_refused(specs: tuple[object, ...], words: str) -> None
 def test_a_sliding_window_in_all_layers_is_taken_where_requests_can_begin_anew() -> None:
     windows = cache(SlidingWindowSpec(80))
     support.check_cache(windows, 32, windows=True)
-    assert support.window_of(windows) == 80
-    # Full attention that is masked by a window keeps all its blocks.
-    assert support.window_of(cache(spec(sliding_window=80))) == 0
-    with pytest.raises(ConfigError, match="2 KV cache groups"):
-        support.check_cache(cache(spec(), SlidingWindowSpec()), 32, windows=True)
+    support.check_cache(cache(spec(), SlidingWindowSpec()), 32, windows=True)
+    with pytest.raises(ConfigError, match="MLAAttentionSpec"):
+        support.check_cache(cache(spec(), MLAAttentionSpec()), 32, windows=True)
 
 
-@pytest.mark.parametrize(
-    ("window", "tokens"), [(0, 256), (4096, 256), (256, 256), (80, 64), (33, 32), (20, 32)]
-)
-def test_an_object_is_no_longer_than_the_window(window: int, tokens: int) -> None:
-    """Or its first block would be gone when its last is computed."""
-    assert support.object_tokens_within(window, 256, 32) == tokens
+def test_with_windows_beside_full_attention_nobody_waits_unasked() -> None:
+    support.check_sharing(0, 2)
+    support.check_sharing(4096, 1)
+    with pytest.raises(ConfigError, match=r"share_prefill_tokens with .*; set share_prefill"):
+        support.check_sharing(1, 2)
 
 
 def test_memory_that_nobody_can_reach_is_refused() -> None:

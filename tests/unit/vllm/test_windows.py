@@ -11,6 +11,7 @@ import pytest
 
 from moonpool.errors import DeadlineError
 from moonpool.vllm.jobs import LoadDone, LoadJob
+from moonpool.vllm.parts import windowed
 from moonpool.vllm.worker import WorkerSide
 from tests.unit.vllm.engine import BLOCK, STRIDE, SchedulerOnly, make_settings
 from tests.unit.vllm.fakes import FakeRequest
@@ -22,7 +23,7 @@ def planned(side: SchedulerOnly, table: list[int]) -> LoadJob:
     side.fill(req, len(table))
     hit = arrive(side, req)
     assert hit == 4 * len(table)
-    side.side.after_alloc(req, table, hit)
+    side.side.after_alloc(req, [table], hit)
     (job,) = side.side.take_loads()
     return job
 
@@ -40,7 +41,7 @@ def test_a_failed_load_leaves_nothing_of_the_hit() -> None:
     req = request(tokens=33)
     side.fill(req, 8)
     hit = arrive(side, req)
-    side.side.after_alloc(req, [0, 0, 0, 0, 0, 7, 8, 9], hit)
+    side.side.after_alloc(req, [[0, 0, 0, 0, 0, 7, 8, 9]], hit)
     (job,) = side.side.take_loads()
     side.loaded(job, 6, DeadlineError.code)
     assert side.side.matched_tokens(req, 0) == 0
@@ -66,7 +67,7 @@ def test_objects_with_a_block_that_has_left_the_window_are_not_saved() -> None:
 
 @pytest.mark.parametrize(("window", "good"), [(0, 6), (10, 6), (10, 5), (10, 8)])
 def test_a_failed_load_is_reported_as_the_requests_or_as_blocks(window: int, good: int) -> None:
-    worker = WorkerSide(make_settings(), "w", 16, BLOCK, ["l"], window=window)
+    worker = WorkerSide(make_settings(), "w", 16, BLOCK, (windowed(window, BLOCK),))
     job = planned(SchedulerOnly(window=window), [0, 0, 0, 0, 0, 7, 8, 9])
     done = LoadDone(job.request_id, job.generation, good)
     worker.runner = Bag(load=lambda *_: None, take=lambda: ([done], []))

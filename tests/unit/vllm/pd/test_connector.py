@@ -46,7 +46,7 @@ def test_the_pool_brings_the_prefix_and_the_peer_the_rest(engine: PDEngine) -> N
     fill_pool(engine)
     request = start(engine)
     engine.until(
-        lambda: not engine.step().finished_recving and not engine.worker._pool._worker._loads
+        lambda: not engine.step().finished_recving and not engine.worker._pool._worker._spread.loads
     )
     assert engine.reported == []
     engine.peer.write = lambda blocks: engine.send(request, blocks)
