@@ -160,6 +160,36 @@ def test_a_drain_goes_on_after_the_master_was_killed_and_can_be_ended(tmp_path: 
         assert objects_on(store, "n0") > 0
 
 
+def test_who_waits_for_a_drain_waits_on_while_the_master_is_killed(tmp_path: Path) -> None:
+    with three_nodes(tmp_path, copy_rate="2MB") as (master, _nodes, store):
+        command = [sys.executable, "-m", "moonpool.cli", "node", "drain", "n0", "--wait"]
+        waiting = subprocess.Popen(
+            [*command, "--master", master.address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        try:
+            eventually(
+                "some are copied",
+                lambda: store.status().counters.get("drain_copies", 0) > 2,
+                LONG_S,
+            )
+            master.kill()
+            master.keys["copy_rate"] = "0"
+            assert waiting.poll() is None
+            master.start()
+            out, err = waiting.communicate(timeout=2 * LONG_S)
+            assert waiting.returncode == 0, err
+        finally:
+            waiting.kill()
+            waiting.wait()
+        assert "n0 is drained and may be stopped" in out
+        eventually("n0 is empty", lambda: objects_on(store, "n0") == 0, LONG_S)
+        assert store.get_batch(KEYS) == [VALUES[key] for key in KEYS]
+
+
 def test_a_drain_that_finds_no_room_says_what_remains(tmp_path: Path) -> None:
     with (
         Master(tmp_path) as master,

@@ -22,6 +22,10 @@ HELP = "Run a node: give this host's memory to the pool. Or drain one that runs.
 LOOK_S = 0.2
 STUCK_LOOKS = 10
 """So many looks in a row at a drain in which nothing moves end the wait for it."""
+AWAY_S = 60.0
+SETTLE_S = 3.0
+"""A node brings its segments and its disk to a new master one after the other: that those which are
+there are empty counts after so long."""
 
 Name = Annotated[str, typer.Argument(help="The node's name.", metavar="NODE")]
 
@@ -84,21 +88,57 @@ def undrain(node: Name, master: Master = None) -> None:
 def _status(store: Store, node: str) -> DrainStatus:
     from moonpool.errors import NotFoundError
 
-    found = [each for each in store.status().drains if each.node == node]
-    if not found:
+    found = _look(store, node)[1]
+    if found is None:
         raise NotFoundError(f"the drain of {node} was ended")
-    return found[0]
+    return found
+
+
+def _look(store: Store, node: str) -> tuple[int, DrainStatus | None]:
+    """Return the master's epoch, and how far the drain is if it knows of it."""
+    status = store.status()
+    return status.epoch, next((each for each in status.drains if each.node == node), None)
 
 
 def _wait(store: Store, node: str) -> DrainStatus:
     """Wait until a node is empty, or only what has no room elsewhere is left."""
-    found, looks = _status(store, node), 0
-    while not found.empty and looks < STUCK_LOOKS:
+    epoch, found = _next(store, node, 0)
+    looks, settled = 0, 0.0
+    while not (found.empty and time.monotonic() >= settled) and looks < STUCK_LOOKS:
         time.sleep(LOOK_S)
-        before, found = found, _status(store, node)
+        before, last = found, epoch
+        epoch, found = _next(store, node, epoch)
+        if epoch != last:
+            settled = time.monotonic() + SETTLE_S
         still = found.stuck and found.objects == before.objects and not found.copying_bytes
-        looks = looks + 1 if still else 0
+        looks = looks + 1 if still and not found.empty else 0
     return found
+
+
+def _next(store: Store, node: str, epoch: int) -> tuple[int, DrainStatus]:
+    """Return what the master says next of a drain. One that is away is waited for, and so is the
+    node where the master is another one than that of ``epoch``, if any: for AWAY_S together."""
+    from moonpool.errors import MoonpoolError, NotFoundError
+
+    deadline, told = time.monotonic() + AWAY_S, False
+    while True:
+        try:
+            now, found = _look(store, node)
+            if found is not None:
+                return now, found
+            why: MoonpoolError = NotFoundError(f"the drain of {node} was ended")
+            if now == epoch:
+                raise why
+        except NotFoundError:
+            raise
+        except MoonpoolError as error:
+            why = error
+        if time.monotonic() >= deadline:
+            raise why
+        if not told:
+            typer.echo("moonpool: the master, or the node, is away; the drain goes on", err=True)
+            told = True
+        time.sleep(LOOK_S)
 
 
 def _show(node: str, found: DrainStatus, *, as_json: bool) -> None:

@@ -119,7 +119,7 @@ class Lookups(Keeping):
         NotFoundError."""
         reply = expect(Listed, self._channel.call(Stat(packed(key))))
         if not reply.objects:
-            raise NotFoundError(shown(key))
+            raise NotFoundError(f"{shown(key)}: not in the pool")
         return reply.objects[0]
 
     def list(self, prefix: str = "", namespace: bytes | None = None) -> Iterator[ObjectInfo]:
