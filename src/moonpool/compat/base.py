@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from moonpool.client.wishes import Wishes
 from moonpool.compat.connected import Connected
@@ -17,6 +18,9 @@ class Base:
         self._changing = threading.Lock()
 
 
-def wishes_of(connected: Connected, config: ReplicateConfig) -> Wishes | None:
-    """Return what a put with this config asks moonpool for."""
-    return None if config is DEFAULT else wishes(config, connected.preferred(config))
+def wishes_of(connected: Connected, config: ReplicateConfig, keys: Sequence[str]) -> Wishes | None:
+    """Return what a put of keys with this config asks moonpool for."""
+    if config is DEFAULT:
+        return None
+    groups = connected.keys.groups(keys, config.group_ids) if config.group_ids else None
+    return wishes(config, connected.preferred(config), groups)

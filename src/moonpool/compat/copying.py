@@ -49,7 +49,7 @@ class Copying(Base):
         # Mooncake copies all values to its own memory first, and an empty one ends that.
         if code or any(not value.nbytes for value in values):
             return code or INVALID
-        wishes = wishes_of(connected, config)
+        wishes = wishes_of(connected, config, keys)
         codes = [_put_one(connected, k, v, wishes) for k, v in zip(keys, values, strict=True)]
         return next((code for code in codes if code), OK)
 
@@ -106,7 +106,7 @@ def put_value(
     if code:
         return code
     try:
-        return _put_one(connected, key, value, wishes_of(connected, config))
+        return _put_one(connected, key, value, wishes_of(connected, config, [key]))
     except MoonpoolError as error:
         return code_of(error)
 

@@ -9,6 +9,7 @@ from moonpool.core.keys import KEY_BYTES_MAX
 
 DEFAULT_TENANT = "default"
 _CUT = KEY_BYTES_MAX - 65
+_GROUP_MAX = 512
 
 
 class KeySpace:
@@ -39,6 +40,21 @@ class KeySpace:
         if max(map(len, found), default=0) <= KEY_BYTES_MAX + len(start):
             return found
         return [self.key(name) for name in names]
+
+    def groups(self, names: Sequence[str], groups: Sequence[str]) -> dict[bytes, bytes]:
+        """Return the groups of packed keys that have one. Those of tenants are apart."""
+        packed = {self.key(n): self._group(g) for n, g in zip(names, groups, strict=True) if n}
+        return {key: group for key, group in packed.items() if group}
+
+    def group_name(self, group: bytes) -> str:
+        """Return the name that stands for a group."""
+        return group[len(self.start) :].decode("utf-8", "surrogateescape")
+
+    def _group(self, name: str) -> bytes:
+        raw = name.encode("utf-8", "surrogateescape")
+        if len(raw) > _GROUP_MAX:
+            raw = hashlib.sha256(raw).digest()
+        return self.start + raw if raw else b""
 
     def name(self, key: bytes) -> str | None:
         """Return the name of a packed key; None for another tenant's."""

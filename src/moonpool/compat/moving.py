@@ -86,7 +86,7 @@ def put_pieces(
         good &= np.array([bool(key) for key in keys])
 
     def put(names: list[bytes], some: Pieces) -> I64:
-        wishes = wishes_of(connected, config)
+        wishes = wishes_of(connected, config, keys)
         codes = connected.store.put_pieces(names, some, wishes=wishes)
         return np.array([put_code(code) for code in codes.tolist()], _COUNT)
 
@@ -158,7 +158,7 @@ def put_one(
     if not key or not is_usable(connected, address, nbytes):
         return INVALID
     try:
-        wishes, view = wishes_of(connected, config), view_at(address, nbytes)
+        wishes, view = wishes_of(connected, config, [key]), view_at(address, nbytes)
         connected.store.put(connected.keys.key(key), view, wishes=wishes)
     except AlreadyExistsError:
         return OK

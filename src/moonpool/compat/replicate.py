@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from moonpool.client.wishes import Wishes
@@ -105,9 +106,11 @@ def refused(config: ReplicateConfig, objects: int, *, same_node: bool = False) -
     return INVALID if config.nof_replica_num or not config.replica_num else OK
 
 
-def wishes(config: ReplicateConfig, preferred: str = "") -> Wishes | None:
+def wishes(
+    config: ReplicateConfig, preferred: str = "", groups: Mapping[bytes, bytes] | None = None
+) -> Wishes | None:
     """Return what a put asks moonpool for; ``preferred``: the first preferred segment that is
-    there."""
+    there; ``groups`` by packed key."""
     if config is DEFAULT:
         return None
     soft = config.soft_pin_action is SoftPinAction.ENABLE
@@ -117,7 +120,17 @@ def wishes(config: ReplicateConfig, preferred: str = "") -> Wishes | None:
         pinned=config.with_hard_pin,
         soft_pin_s=(-1.0 if ttl_ms is None else ttl_ms / 1000) if soft else 0.0,
         preferred=preferred,
+        groups=groups or {},
     )
+
+
+def regrouped(config: ReplicateConfig, groups: list[str]) -> ReplicateConfig:
+    """Return the same with other groups."""
+    found = ReplicateConfig()
+    for name in ReplicateConfig.CASTS:
+        setattr(found, name, getattr(config, name))
+    setattr(found, "group_ids", groups)  # noqa: B010 - fields are known to CASTS only
+    return found
 
 
 def preferences(config: ReplicateConfig) -> list[str]:

@@ -140,7 +140,7 @@ class Sessions(Base):
         code = INVALID if len(keys) != len(sizes) else refused(config, len(keys), same_node=True)
         if code:
             return [code] * len(keys)
-        wishes, mine = wishes_of(connected, config) or Wishes(), frozenset(self._writing)
+        wishes, mine = wishes_of(connected, config, keys) or Wishes(), frozenset(self._writing)
         return [
             self._start_writing(connected, key, size, wishes, mine)
             for key, size in zip(keys, sizes.tolist(), strict=True)

@@ -23,7 +23,7 @@ from moonpool.compat.tensor_format import (
     meta_of,
     tensor_of,
 )
-from moonpool.compat.upserts import replacing
+from moonpool.compat.upserts import keeping, replacing
 from moonpool.compat.zerocopy import KEY, KEYS, POINTER, POINTERS, SIZE, SIZES
 from moonpool.errors import AlreadyExistsError, MoonpoolError
 
@@ -195,8 +195,13 @@ def put_bytes(
     if code:
         return code
 
+    if replace:
+        (code,), config = keeping(connected, [key], config)
+        if code:
+            return code
+
     def attempt() -> int:
-        name, wishes = connected.keys.key(key), wishes_of(connected, config)
+        name, wishes = connected.keys.key(key), wishes_of(connected, config, [key])
         try:
             connected.store.put_from_parts(name, parts, wishes=wishes)
         except AlreadyExistsError:
@@ -264,8 +269,10 @@ def put_from(
     if connected is None or not key or meta_at(connected, address, size) is None:
         return INVALID
 
+    kept = keeping(connected, [key], DEFAULT)[1] if replace else DEFAULT
+
     def attempt() -> int:
-        return put_one(connected, key, address, size, DEFAULT)
+        return put_one(connected, key, address, size, kept)
 
     try:
         return replacing(connected, [key], attempt) if replace else attempt()

@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from moonpool.compat.base import Base
 from moonpool.compat.casting import Parameter, buffer, call, list_of, text
 from moonpool.compat.codes import INVALID, NOT_FOUND, OK
 from moonpool.compat.connected import Connected
 from moonpool.compat.copying import CONFIG, joined, put_value
 from moonpool.compat.moving import flat, put_one, put_pieces, usable
-from moonpool.compat.replicate import DEFAULT, ReplicateConfig, for_nothing, refused
+from moonpool.compat.replicate import DEFAULT, ReplicateConfig, for_nothing, refused, regrouped
 from moonpool.compat.zerocopy import KEY, KEYS, POINTER, POINTERS, SIZE, SIZES
+from moonpool.errors import MoonpoolError
 from moonpool.transport.base import U64
 
 TRIES = 8
@@ -51,8 +54,10 @@ class Upserts(Base):
         code = refused(config, len(keys)) if keys else for_nothing(config)
         if code or not all(keys) or any(not value.nbytes for value in values):
             return code or INVALID
-        one = config if config.group_ids is None else DEFAULT
-        codes = [_upsert_value(connected, k, v, one) for k, v in zip(keys, values, strict=True)]
+        groups = config.group_ids or [None] * len(keys)
+        ones = [config if each is None else regrouped(config, [each]) for each in groups]
+        each = zip(keys, values, ones, strict=True)
+        codes = [_upsert_value(connected, k, v, one) for k, v, one in each]
         return next((code for code in codes if code), OK)
 
     @call(KEY, POINTER, SIZE, CONFIG)
@@ -88,6 +93,28 @@ def replacing(connected: Connected, keys: Sequence[str], put: Callable[[], int])
     return code
 
 
+def keeping(
+    connected: Connected, keys: Sequence[str], config: ReplicateConfig
+) -> tuple[list[int], ReplicateConfig]:
+    """Return a code for each key, -600 where it would leave its group, and the config with the
+    groups that they have."""
+    old = [_group_of(connected, key) if key else None for key in keys]
+    asked = config.group_ids
+    if asked is None:
+        groups = [each or "" for each in old]
+        return [OK] * len(keys), regrouped(config, groups) if any(groups) else config
+    each = zip(old, asked, strict=True)
+    return [OK if have in (None, group) else INVALID for have, group in each], config
+
+
+def _group_of(connected: Connected, key: str) -> str | None:
+    """Return the name of an object's group, None if there is no such object."""
+    try:
+        return connected.keys.group_name(connected.store.stat(connected.keys.key(key)).group)
+    except MoonpoolError:
+        return None
+
+
 def _upsert_value(
     connected: Connected, key: str, value: memoryview | bytes, config: ReplicateConfig
 ) -> int:
@@ -95,7 +122,10 @@ def _upsert_value(
     size = memoryview(value).nbytes
     if code or not key or not size or size > connected.setup.local_buffer_size:
         return code or INVALID
-    return replacing(connected, [key], lambda: put_value(connected, key, value, config))
+    codes, kept = keeping(connected, [key], config)
+    if codes[0]:
+        return codes[0]
+    return replacing(connected, [key], lambda: put_value(connected, key, value, kept))
 
 
 def _upsert_from(
@@ -104,18 +134,19 @@ def _upsert_from(
     code = refused(config, len(keys))
     if code or not keys:
         return [code] * len(keys)
-    good = usable(connected, pieces) & (pieces.sizes() > 0)
-    going = [key for key, fine in zip(keys, good.tolist(), strict=True) if key and fine]
+    refusals, kept = keeping(connected, keys, config)
+    fine = usable(connected, pieces) & (pieces.sizes() > 0) & (np.array(refusals) == OK)
+    going = [key for key, is_fine in zip(keys, fine.tolist(), strict=True) if key and is_fine]
     codes = [INVALID] * len(keys)
 
     def put() -> int:
-        codes[:] = put_pieces(connected, keys, pieces, config)
+        codes[:] = put_pieces(connected, keys, pieces, kept)
         return OK
 
     if len(keys) == 1 and going:
         address, size = int(pieces.addresses[0]), int(pieces.lengths[0])
         return [
-            replacing(connected, going, lambda: put_one(connected, keys[0], address, size, config))
+            replacing(connected, going, lambda: put_one(connected, keys[0], address, size, kept))
         ]
     replacing(connected, going, put)
-    return codes
+    return [refusal or code for refusal, code in zip(refusals, codes, strict=True)]

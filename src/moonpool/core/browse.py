@@ -155,6 +155,7 @@ def _info(state: State, each: Object) -> ObjectInfo:
         soft_pin_s=soft_pin_s,
         replicas=wanted_of(where.generation),
         hosts=len(healthy_hosts(state, each)),
+        group=state.groups.of.get(each, b""),
     )
 
 
@@ -200,6 +201,7 @@ def _put_info(state: State, put: Put) -> ObjectInfo:
         segments=[_name(state, slot.segment) for slot in put.slots],
         replicas=wanted_of(put.generation),
         hosts=len(put.slots),
+        group=put.group,
     )
 
 

@@ -391,6 +391,8 @@ class PutStart(Message, frozen=True):
     pinned: bool = False
     soft_pin_s: float = 0.0
     """How long eviction is to prefer others; 0: not at all, below 0: as long as the master says."""
+    groups: list[bytes] = []
+    """The group of each item, or empty: what is leased and evicted together."""
 
 
 class Slot(Part, frozen=True):
@@ -670,6 +672,8 @@ class ObjectInfo(Part, frozen=True):
     """Copies that were asked for; ``hosts`` has those that there are."""
     hosts: int = 1
     """Hosts that have a copy in memory, without those that are being drained."""
+    group: bytes = b""
+    """What it is leased and evicted together with."""
 
 
 class Listed(Message, frozen=True):

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from moonpool.core import codes, copying, offload, pins
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
 from moonpool.core.copies import is_tagged
+from moonpool.core.groups import GROUP_BYTES_MAX
 from moonpool.core.index import Object
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
@@ -57,10 +58,18 @@ def put_start(state: State, request: PutStart, peer: str) -> PutStarted | Failed
     if not math.isfinite(request.soft_pin_s) or request.soft_pin_s > state.config.soft_pin_s_max:
         text = f"soft_pin_s {request.soft_pin_s}: at most {state.config.soft_pin_s_max} are allowed"
         return Failed(codes.INVALID, text)
+    if request.groups and len(request.groups) != len(request.items):
+        text = f"{len(request.items)} items, but {len(request.groups)} groups"
+        return Failed(codes.INVALID, text)
+    if any(len(each) > GROUP_BYTES_MAX for each in request.groups):
+        return Failed(codes.INVALID, f"a group's name of over {GROUP_BYTES_MAX} bytes")
     state.expire_leases()
     state.expire_puts()
     starter = _Starter(state, request, peer)
-    return PutStarted([starter.start(item) for item in request.items])
+    if not request.groups:
+        return PutStarted([starter.start(item) for item in request.items])
+    each = zip(request.items, request.groups, strict=True)
+    return PutStarted([starter.start(item, group) for item, group in each])
 
 
 class _Starter:
@@ -75,9 +84,11 @@ class _Starter:
         self.hopeless = U64_MAX
         asked = request.soft_pin_s
         self.soft_pin_s = state.config.soft_pin_s if asked < 0 else asked
+        self.group = b""
 
-    def start(self, item: PutItem) -> Grant:
+    def start(self, item: PutItem, group: bytes = b"") -> Grant:
         state = self.state
+        self.group = group
         key, size, parent = item.key, item.size, item.parent
         if not is_packed(key) or not 0 < size <= SIZE_MAX:
             return _INVALID
@@ -151,6 +162,7 @@ class _Starter:
             self.request.pinned,
             slots,
             soft_pin_s=self.soft_pin_s,
+            group=self.group,
         )
         for slot in slots:
             state.segments.by_handle[slot.segment].own(slot.offset, put)
@@ -223,6 +235,8 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
     state.remember_end(put)
     where = Located(put.size, checksum, generation, slots)
     added = state.add_object(put.key, put.parent, where, pinned=put.pinned)
+    if put.group:
+        state.groups.add(added, put.group)
     if put.soft_pin_s and not put.pinned:
         state.soft.add(added, state.now + put.soft_pin_s)
     if state.disks.by_handle and added.key not in state.disks.objects:

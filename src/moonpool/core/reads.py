@@ -165,6 +165,8 @@ def _lease(state: State, request: Get | Hold, peer: str, known: list[Object]) ->
     if not math.isfinite(lease_s) or lease_s < 0 or not 0 <= request.lease <= _U64_MAX:
         return Failed(codes.INVALID, f"lease {request.lease} of {lease_s} s")
     state.expire_leases()
+    if state.groups.of:
+        known = state.groups.widened(known)
     # Uses that overlap are one: a load is held by its planner, then read by its worker.
     fresh = [each for each in known if not each.leases] if state.eviction.counts else None
     if lease_s and known:

@@ -24,7 +24,13 @@ _FAMILY_MAX = 8192
 
 
 def evict(state: State, evicted: Object) -> int:
-    """Remove an object to make room; return the bytes it took."""
+    """Remove an object, and all of its group, to make room; return the bytes they took."""
+    if not state.groups.of:
+        return _evict(state, evicted)
+    return sum(_evict(state, each) for each in state.groups.together(evicted))
+
+
+def _evict(state: State, evicted: Object) -> int:
     if state.disks.by_handle:
         _leave_for_disk(state, evicted)
     if state.eviction.counts:
@@ -64,7 +70,7 @@ def evict_to_watermark(state: State) -> None:
         coldest = _coldest(state)
         if coldest is None:
             return
-        when = offload.before_eviction(state, coldest) if disks.by_handle else offload.NOW
+        when = _before_eviction(state, coldest) if disks.by_handle else offload.NOW
         if when == offload.NOW:
             evict(state, coldest)
         elif when == offload.BUSY:
@@ -120,9 +126,9 @@ def _evict_saved(state: State, usable: list[Segment], size: int) -> tuple[Segmen
         coldest = _coldest(state)
         if coldest is None:
             break
-        when = offload.before_eviction(state, coldest)
+        when = _before_eviction(state, coldest)
         if when == offload.NOW:
-            handles = [slot.segment for slot in coldest.slots]
+            handles = _handles(state, coldest)
             budget -= evict(state, coldest)
             found = _take(usable, handles, size)
         else:
@@ -156,7 +162,31 @@ def _frees_nothing(state: State, each: Object) -> bool:
     return all(state.segments.by_handle[slot.segment].draining for slot in each.slots)
 
 
+def _handles(state: State, going: Object) -> list[int]:
+    """Return in which segments the eviction of an object frees something."""
+    all_of_it = state.groups.together(going) if state.groups.of else (going,)
+    return [slot.segment for each in all_of_it for slot in each.slots]
+
+
+def _before_eviction(state: State, coldest: Object) -> int:
+    """Have an object written that is to be evicted; one with a group waits until all of it is."""
+    if coldest not in state.groups.of:
+        return offload.before_eviction(state, coldest)
+    unsaved = offload.have_written(state, state.groups.together(coldest))
+    return offload.BUSY if unsaved else offload.NOW
+
+
 def _next(state: State) -> Object | None:
+    """Return the coldest object of which no other of its group must stay."""
+    groups = state.groups
+    coldest = _of_all(state)
+    while coldest is not None and groups.of and not groups.may_go(coldest):
+        groups.parked[coldest] = None
+        coldest = _of_all(state)
+    return coldest
+
+
+def _of_all(state: State) -> Object | None:
     coldest = state.eviction.pop()
     if coldest is None:
         state.offer(state.index.cut_cycles())
@@ -189,7 +219,7 @@ def _evict_leaves(state: State, usable: list[Segment], size: int) -> tuple[Segme
         coldest = _coldest_at_once(state)
         if coldest is None:
             return None
-        handles = [slot.segment for slot in coldest.slots]
+        handles = _handles(state, coldest)
         budget -= evict(state, coldest)
         place = _take(usable, handles, size)
         if place is not None:
@@ -230,8 +260,11 @@ def _empty_around(state: State, segment: Segment, offset: int, size: int, spare:
     if len(objects) < len(owners):
         return False
     doomed = family(objects, _FAMILY_MAX)
+    if doomed and state.groups.of:
+        doomed = family(state.groups.widened(doomed), _FAMILY_MAX)
     if doomed is None or (spare and offload.have_written(state, doomed)):
         return False
     for each in doomed:
-        evict(state, each)
+        if each.alive:
+            evict(state, each)
     return True

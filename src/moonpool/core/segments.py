@@ -35,6 +35,7 @@ class Put(msgspec.Struct, eq=False):
     orphaned: bool = False
     resolved: bool = False
     soft_pin_s: float = 0.0
+    group: bytes = b""
 
 
 class Segment:

@@ -15,6 +15,7 @@ from moonpool.core.disks import Disks, OnDisk
 from moonpool.core.errands import Errands
 from moonpool.core.eviction import make_policy
 from moonpool.core.feed import DISK, GONE, Feed
+from moonpool.core.groups import Groups
 from moonpool.core.handoffs import Handoffs
 from moonpool.core.index import Index, Object, placed
 from moonpool.core.lease import LeaseBook
@@ -55,6 +56,7 @@ class State:
         self.eviction = make_policy(config.eviction, self.segments.total_bytes)
         self.soft = SoftPins()
         self.pins = HardPins()
+        self.groups = Groups()
         self.sessions = Sessions()
         self.copies = Copies()
         self.feed = Feed()
@@ -200,6 +202,7 @@ class State:
             eviction.removed(removed)
         if eviction.released.stamps:
             eviction.released.forget(removed)
+        waiting = self.groups.forget(removed) if self.groups.of else None
         parent = self.index.remove(removed)
         if self.feed.active:
             self.feed.note(removed.key, DISK if removed.key in self.disks.objects else GONE)
@@ -208,7 +211,9 @@ class State:
         for slot in slots:
             freed += by_handle[slot.segment].release(slot)
         if parent is not None and parent.first_child is None:
-            eviction.offer(parent, self.index.count)
+            self.offer([parent])
+        if waiting:
+            self.offer(waiting)
         if removed.key in self.disks.objects:
             self.disks.only += 1
         return freed
@@ -227,6 +232,8 @@ class State:
 
     def offer(self, freed: list[Object]) -> None:
         """Let objects that nobody leases any more be evicted."""
+        if self.groups.parked:
+            freed = self.groups.freed(freed)
         for each in freed:
             self.eviction.offer(each, self.index.count)
 

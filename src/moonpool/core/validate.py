@@ -17,6 +17,8 @@ def validate(state: State) -> None:
     state.leases.validate(objects)
     leaving = {each.object.generation for each in state.disks.leaving.values()}
     leaving |= {each.generation for each in state.copies.parked}
+    leaving |= {each.generation for each in state.groups.parked}
+    state.groups.validate(objects)
     state.eviction.validate(objects, leaving)
     state.soft.validate(objects)
     state.pins.validate(objects, state.puts)

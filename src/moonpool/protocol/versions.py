@@ -5,7 +5,7 @@ from __future__ import annotations
 from moonpool.errors import VersionMismatchError
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 4
+PROTOCOL_MAX = 5
 PACKED_SINCE = 2
 """The version that brought AnnouncePacked."""
 AWAIT_SINCE = 2
@@ -16,6 +16,8 @@ ABANDON_SINCE = 3
 """The version that brought PutAbandon."""
 PINS_SINCE = 4
 """The version that brought Pin, Unpin, UseSession and EndSession."""
+GROUPS_SINCE = 5
+"""The version that brought the groups of PutStart, which older masters pass over."""
 
 
 def negotiate(version_min: int, version_max: int) -> int:

@@ -108,6 +108,10 @@ class Api:
             setattr(made, name, value)
         return made
 
+    def eventually_put(self, key: str, value: bytes) -> None:
+        """Put where something has to go first: Mooncake answers -200 until that has happened."""
+        eventually(lambda: self.s.put(key, value) == 0)
+
     def differs(self, name: str, real: T, ours: T) -> T:
         """Return what is expected of this implementation where the two are known to differ;
         ``name`` is that of a row in docs/mooncake.md."""

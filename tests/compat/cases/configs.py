@@ -159,6 +159,60 @@ def case_a_default_config_is_not_shared(api: Api) -> None:
 def case_groups_are_leased_together(api: Api) -> None:
     both = api.config(group_ids=["g", "g"])
     same(api.s.put_batch(["g1", "g2"], [b"1", b"2"], both), 0)
-    same(api.s.get("g1"), b"1")
-    same(api.s.remove("g2"), api.differs("groups", -706, 0))
-    same(api.s.upsert("g1", b"3", api.config(group_ids=["h"])), api.differs("groups", -600, 0))
+    same(api.s.put("g3", b"3"), 0)
+    same((api.s.remove("g3"), api.s.get("g1"), api.s.remove("g2")), (0, b"1", -706))
+    same(api.s.put("g4", b"4", api.config(group_ids=["g"])), 0)
+    same((api.s.remove("g4"), api.s.remove("g2", True), api.s.remove("g1")), (0, 0, -706))
+
+
+def case_lookups_lease_the_group(api: Api) -> None:
+    same(api.s.put_batch(["g1", "g2"], [b"1", b"2"], api.config(group_ids=["g", "g"])), 0)
+    same((api.s.is_exist("g1"), api.s.remove("g2")), (1, -706))
+
+
+def case_no_name_is_no_group(api: Api) -> None:
+    same(api.s.put_batch(["g1", "g2"], [b"1", b"2"], api.config(group_ids=["", ""])), 0)
+    same((api.s.get("g1"), api.s.remove("g2")), (b"1", 0))
+
+
+def case_a_group_is_for_life(api: Api) -> None:
+    one, other, none = (api.config(group_ids=[name]) for name in ("g", "h", ""))
+    same((api.s.put("g1", b"1", one), api.s.put("g2", b"1", one)), (0, 0))
+    same((api.s.put("g1", b"2", other), api.s.get("g1")), (0, b"1"))
+    same((api.s.upsert("g1", b"3", other), api.s.upsert("g1", b"3", none)), (-600, -600))
+    same((api.s.upsert("g1", b"4", one), api.s.get("g1")), (0, b"4"))
+    same((api.s.upsert("g1", b"longer"), api.s.get("g1")), (0, b"longer"))
+    same(api.s.remove("g2"), -706)
+    same((api.s.put("n", b"1"), api.s.upsert("n", b"2", one)), (0, -600))
+    same((api.s.upsert("n", b"2", none), api.s.get("n")), (0, b"2"))
+
+
+def case_upserts_in_batches_keep_groups(api: Api) -> None:
+    memory = api.memory(4096)
+    one, other = api.config(group_ids=["g", "g"]), api.config(group_ids=["h", "h"])
+    same(api.s.put_batch(["g1", "g2"], [b"1", b"1"], one), 0)
+    same(api.s.upsert_batch(["g1", "n"], [b"2", b"2"], other), -600)
+    same((api.s.get("g1"), api.s.get("n")), (b"1", b"2"))
+    places = [memory.at, memory.at]
+    same(api.s.batch_upsert_from(["g1", "g2"], places, [4, 4], other), [-600, -600])
+    same(api.s.batch_upsert_from(["g1", "g2"], places, [4, 4]), [0, 0])
+    same((len(api.s.get("g1")), api.s.remove("g2")), (4, -706))
+
+
+def case_groups_go_together(api: Api) -> None:
+    """Of a full pool, the oldest object's group goes, and nothing of it is left over."""
+    value = bytes(4 << 20)
+    same(api.s.put_batch(["g1", "g2", "g3"], [value] * 3, api.config(group_ids=["g"] * 3)), 0)
+    for i in range(40):
+        api.eventually_put(f"o{i}", value)
+    there = api.s.batch_get_replica_desc(["g1", "g2", "g3", "o0", "o39"])
+    same(("g1" in there, "g2" in there, "g3" in there, "o39" in there), (False,) * 3 + (True,))
+
+
+def case_a_lease_keeps_all_of_the_group(api: Api) -> None:
+    value = bytes(4 << 20)
+    same(api.s.put_batch(["g1", "g2", "g3"], [value] * 3, api.config(group_ids=["g"] * 3)), 0)
+    same(len(api.s.get("g2")), len(value))
+    for i in range(40):
+        api.eventually_put(f"o{i}", value)
+    same(api.s.batch_is_exist(["g1", "g2", "g3", "o0", "o39"]), [1, 1, 1, 0, 1])
