@@ -180,4 +180,7 @@ def _plain(info: ObjectInfo) -> dict[str, Any]:
     plain["key"] = readable(info.key)
     plain["parent"] = readable(info.parent) if info.parent else ""
     plain["checksum"] = f"{info.checksum:016x}"
-    return plain
+    return {
+        name: value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+        for name, value in plain.items()
+    }
