@@ -13,6 +13,7 @@ from moonpool.cli import (
     bench_restart,
     bench_routing,
     bench_ssd,
+    bench_stress,
     bench_xypd,
 )
 from moonpool.cli.output import NOT_WELL, reports_errors
@@ -24,6 +25,7 @@ group = typer.Typer(help="Measure the pool beside this machine's own limits.", n
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.command("e2e")(bench_e2e.e2e)
+    group.command("stress")(bench_stress.stress)
     group.command("routing")(bench_routing.routing)
     group.command("xypd", cls=RouterCommand)(bench_xypd.xypd)
     group.command("ssd")(bench_ssd.ssd)
