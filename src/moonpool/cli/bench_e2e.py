@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moonpool.cli.output import INTERRUPTED, NOT_WELL, print_table, reports_errors
+from moonpool.cli.output import INTERRUPTED, NOT_WELL, print_table, printable, reports_errors
 
 if TYPE_CHECKING:
     from moonpool.bench.e2e.job import Job
@@ -160,7 +160,8 @@ def _run(job: Job, files: Any) -> None:
 def _print(found: Any) -> None:
     from moonpool.bench.e2e import rows
 
-    print_table(["", *rows.SHOWN], rows.time_rows(found), title=rows.heading(found))
+    typer.echo(printable(rows.heading(found)))
+    print_table(["", *rows.SHOWN], rows.time_rows(found))
     print_table(["prompts", "tokens", "share"], rows.hit_rows(found))
     print_table(["", "value"], [list(each) for each in rows.facts(found)])
 

@@ -9,8 +9,7 @@ from typing import Any
 from moonpool.errors import ConfigError
 
 SIZE = (6.2, 3.9)
-WINDOWS = 40
-MS_BELOW_S = 1.0
+FIRST, WHOLE, NEXT = "Time to first token", "End to end", "Time for a token after the first"
 SOURCES = (("hbm", "engines' own cache", "tab:blue"), ("pool", "pool", "tab:green"),
            ("recomputed", "recomputed", "tab:red"))  # fmt: skip
 
@@ -29,9 +28,9 @@ def require() -> None:
 def figures(runs: Sequence[Run]) -> list[tuple[str, Any]]:
     """Return matplotlib figures with a title for each; several runs share their axes."""
     drawn = [
-        ("Time to first token", _cumulative(runs, "ttft_s", "TTFT, s")),
-        ("End to end", _cumulative(runs, "e2e_s", "request to last token, s")),
-        ("Time for a token after the first", _cumulative(runs, "tpot_s", "TPOT, s")),
+        (FIRST, _cumulative(runs, "ttft_s", FIRST, "TTFT, s")),
+        (WHOLE, _cumulative(runs, "e2e_s", WHOLE, "intended time to last token, s")),
+        (NEXT, _cumulative(runs, "tpot_s", NEXT, "TPOT, s")),
         ("Where prompts' KV came from", _sources(runs)),
         ("What a miss costs", _misses(runs)),
         ("Over time", _over_time(runs)),
@@ -64,16 +63,16 @@ def _answered(found: Any) -> list[Any]:
     return [each for each in found["requests"] if not each["error"]]
 
 
-def _cumulative(runs: Sequence[Run], name: str, label: str) -> Any:
-    figure, axes = _new(f"Share of requests within {label}", label, "requests, %")
+def _cumulative(runs: Sequence[Run], name: str, title: str, label: str) -> Any:
+    figure, axes = _new(title, label, "requests that took at most so long, %")
     shown = False
-    for title, found in runs:
+    for name_of_run, found in runs:
         values = sorted(each[name] for each in _answered(found) if each[name] is not None)
         if not values:
             continue
         shown = True
         shares = [100 * (at + 1) / len(values) for at in range(len(values))]
-        axes.step([values[0], *values], [0.0, *shares], where="post", label=title)
+        axes.step([values[0], *values], [0.0, *shares], where="post", label=name_of_run)
     if not shown:
         return None
     axes.set_xscale("log")

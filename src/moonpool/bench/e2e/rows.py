@@ -54,11 +54,12 @@ def facts(found: Any) -> list[Row]:
 def hit_rows(found: Any) -> list[list[str]]:
     """Return tokens and shares by source."""
     hits = found["hits"]
+    hit = _sum(hits["hbm"], hits["pool"])
     return [
         ["engines' own cache (HBM)", amount(hits["hbm"]), percent(hits["hbm_rate"])],
         ["pool", amount(hits["pool"]), percent(hits["pool_rate"])],
         ["recomputed", amount(hits["recomputed"]), percent(hits["recomputed_rate"])],
-        ["hit, by the counters", amount(_sum(hits["hbm"], hits["pool"])), percent(hits["hit_rate"])],
+        ["hit, by the counters", amount(hit), percent(hits["hit_rate"])],
         ["hit, by the answers", amount(hits["cached"]), percent(hits["answers_hit_rate"])],
         ["ideal: one cache that forgets nothing", amount(hits["ideal"]),
          percent(hits["ideal_rate"])],
