@@ -59,16 +59,19 @@ async def _start(
         dtype="auto" if config.model else "float32",
     )
 
-    say("starting master and node")
-    pool = await stack.start_pool(config.pool_size, segments, config.disk(), config.eviction)
+    pool = None
+    if not config.alone:
+        say("starting master and node")
+        pool = await stack.start_pool(config.pool_size, segments, config.disk(), config.eviction)
     count, about = config.replicas, f"{config.replicas} vLLM replicas"
-    if config.prefill:
+    if config.prefill and pool is not None:
         count = config.prefill + config.decode
         stack.ask_pool(pool)
         about = f"{config.prefill} vLLM processes that prefill and {config.decode} that decode"
     say(f"starting {about} (logs: {stack.logs})")
     await stack.start_replicas(options, count, pool, config.prefill)
-    say(f"pool: MOONPOOL_MASTER={pool.master}  {pool.http_url}/metrics")
+    if pool is not None:
+        say(f"pool: MOONPOOL_MASTER={pool.master}  {pool.http_url}/metrics")
 
 
 def _front(config: UpConfig) -> Front | None:

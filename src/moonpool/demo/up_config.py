@@ -32,6 +32,7 @@ class UpConfig(RoleConfig):
     )
     decode: int = _key(0, v.number(0, 64), "and how many that decode what those prefill")
     model: str = _key("", v.text, "a model's directory; empty: a small random one, made here")
+    alone: bool = _key(False, v.boolean, "no pool: vLLM by itself, to compare with")
     pool_size: int = _key(1 << 30, v.size, "memory given to the pool")
     ssd: str = _key(
         "", v.text, "a directory on an SSD for a second tier of the pool, DIR or DIR:SIZE"
@@ -66,5 +67,7 @@ class UpConfig(RoleConfig):
         if bool(self.prefill) != bool(self.decode):
             given, other = ("prefill", "decode") if self.prefill else ("decode", "prefill")
             raise ConfigError(f"{given}: needs {other} as well; allowed: 1 to 64 of both, or none")
+        if self.alone and self.prefill:
+            raise ConfigError("alone: KV is handed over through the pool; allowed: no prefill")
         if self.model and not (Path(self.model) / "config.json").is_file():
             raise ConfigError(f"model: {self.model} has no config.json; allowed: a model directory")
