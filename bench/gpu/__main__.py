@@ -253,7 +253,11 @@ class Stages:
                 return await equality.compare(self.bench, count, longest, *found.values())
 
     async def split(self) -> Any:
-        """Prefill here, decode there, through the pool alone: TTFT, and outputs token by token."""
+        """Prefill here, decode there: TTFT, and outputs token by token.
+
+        Through the pool alone; with PEER=nixl through NIXL, the pool beside it (MultiConnector).
+        """
+        peers = os.environ.get("PEER") == "nixl"
         repeats = int(os.environ.get("REPEATS", "1" if self.small else "5"))
         result: dict[str, Any] = {"gpus": self.gpus}
         models = {"ttft": self.model, "equality": self.model if self.small else SMALL}
@@ -263,18 +267,22 @@ class Stages:
             gpus = {"split-d": 1 % self.gpus}
             async with rig.pool(self.bench, min(self.pool_bytes, 40 * GIB)) as pool:
                 kinds = {"split-plain": self.options(model=model, kv_bytes=kv_bytes)}
-                for name, role in (("split-p", "kv_producer"), ("split-d", "kv_consumer")):
-                    connector = {**pool.connector(**self.extra), "kv_role": role}
-                    kinds[name] = self.options(connector, model=model, kv_bytes=kv_bytes)
+                roles = ("split-p", "kv_producer"), ("split-d", "kv_consumer")
+                for number, (name, role) in enumerate(roles):
+                    own = {**pool.connector(**self.extra), "kv_role": role}
+                    with_it = split.below_multi(own, number) if peers else {"connector": own}
+                    kinds[name] = self.options(model=model, kv_bytes=kv_bytes, **with_it)
                 async with rig.engines(self.bench, kinds, gpus) as found:
                     engines = [*found.values()]
                     if part == "ttft":
-                        rows = await split.first_tokens(self.bench, self.lengths, repeats, *engines)
+                        rows = await split.first_tokens(
+                            self.bench, self.lengths, repeats, *engines, peers=peers
+                        )
                         result[part] = rows
                     else:
                         size = (6, 900) if self.small else (100, 6000)
-                        result[part] = await split.compare(self.bench, *size, *engines)
-            self.bench.keep("split", result)
+                        result[part] = await split.compare(self.bench, *size, *engines, peers=peers)
+            self.bench.keep("split-nixl" if peers else "split", result)
         return result
 
     async def replay(self) -> Any:

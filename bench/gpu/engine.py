@@ -88,6 +88,7 @@ class Engine:
                     "cached": output.num_cached_tokens,
                     "prompt": len(prompt),
                     "tokens": list(output.outputs[0].token_ids),
+                    "params": output.kv_transfer_params,
                 }
             )
 

@@ -1,4 +1,4 @@
-"""Prefill on one engine, decode on another, nothing between them but the pool."""
+"""Prefill on one engine, decode on another, with the pool between them, or NIXL and the pool."""
 
 from __future__ import annotations
 
@@ -14,8 +14,46 @@ OUT = 24
 _transfers = itertools.count()
 
 
-async def handed_over(p: Engine, d: Engine, prompt: list[Part], out: int) -> tuple[Answer, Answer]:
-    """Send a prompt to both engines at the same time, as a router does; return their answers."""
+NIXL_PORT = 5680
+
+
+def below_multi(pool: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return what an engine needs to have NIXL first and the pool second below MultiConnector.
+
+    pool: the pool's own configuration. number: the engine's, counted from 0.
+    """
+    extra = {**pool["kv_connector_extra_config"], "pack_blocks": False}
+    children = [
+        {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+        {**pool, "kv_role": "kv_both", "kv_connector_extra_config": extra},
+    ]
+    connector = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": children},
+    }
+    environment = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT + number),
+    }
+    return {"connector": connector, "environment": environment}
+
+
+async def handed_over(
+    p: Engine, d: Engine, prompt: list[Part], out: int, *, peers: bool = False
+) -> tuple[Answer, Answer]:
+    """Send a prompt to both engines, as a router does; return their answers.
+
+    peers: D is sent what P answers with, else both at the same time.
+    """
+    if peers:
+        prefilled = await p.generate(
+            prompt, transfer={"do_remote_decode": True, "do_remote_prefill": False}
+        )
+        if not prefilled["params"]:
+            raise RuntimeError(f"{p.name} offers nothing")
+        return prefilled, await d.generate(prompt, out, transfer=prefilled["params"])
     transfer = f"bench-{next(_transfers)}"
     to_p = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
     to_d = {"do_remote_decode": False, "do_remote_prefill": True, "transfer_id": transfer}
@@ -26,9 +64,19 @@ async def handed_over(p: Engine, d: Engine, prompt: list[Part], out: int) -> tup
 
 
 async def first_tokens(
-    bench: Bench, lengths: list[int], repeats: int, plain: Engine, p: Engine, d: Engine
+    bench: Bench,
+    lengths: list[int],
+    repeats: int,
+    plain: Engine,
+    p: Engine,
+    d: Engine,
+    *,
+    peers: bool = False,
 ) -> list[dict[str, Any]]:
-    """TTFT of a cold prompt: of plain vLLM, of P, and of D that takes it from P; seconds."""
+    """TTFT of a cold prompt: of plain vLLM, of P, and of D that takes it from P; seconds.
+
+    With ``peers`` D begins when P is done: its ``later`` is its own time.
+    """
     rows = []
     for tokens in lengths:
         samples: dict[str, list[float]] = {"plain": [], "p": [], "d": [], "later": []}
@@ -36,13 +84,14 @@ async def first_tokens(
         for repeat in range(repeats + 1):
             prompt = [(400_000 + 1000 * repeat + tokens % 997, tokens)]
             alone = await plain.generate(prompt)
-            prefilled, answer = await handed_over(p, d, prompt, 2)
+            prefilled, answer = await handed_over(p, d, prompt, 2, peers=peers)
             if repeat == 0:
                 continue
             samples["plain"].append(alone["ttft"])
             samples["p"].append(prefilled["ttft"])
             samples["d"].append(answer["ttft"])
-            samples["later"].append(answer["ttft"] - prefilled["ttft"])
+            after = 0.0 if peers else prefilled["ttft"]
+            samples["later"].append(answer["ttft"] - after)
             cached.append(answer["cached"])
         row = {name: round(median(values), 4) for name, values in samples.items()}
         rows.append({"tokens": tokens, **row, "cached": min(cached), "all": samples})
@@ -53,7 +102,14 @@ async def first_tokens(
 
 
 async def compare(
-    bench: Bench, prompts: int, longest: int, plain: Engine, p: Engine, d: Engine
+    bench: Bench,
+    prompts: int,
+    longest: int,
+    plain: Engine,
+    p: Engine,
+    d: Engine,
+    *,
+    peers: bool = False,
 ) -> dict[str, Any]:
     """Compare D's answers with those of plain vLLM that has the same head in its own cache.
 
@@ -66,7 +122,7 @@ async def compare(
         tail = (600_000 + i, 9)
         await plain.generate([head])
         wanted = await plain.generate([head, tail], out=OUT)
-        _, found = await handed_over(p, d, [head, tail], OUT)
+        _, found = await handed_over(p, d, [head, tail], OUT, peers=peers)
         cached += found["cached"] == wanted["cached"]
         if found["tokens"] == wanted["tokens"]:
             equal += 1
