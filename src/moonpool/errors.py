@@ -103,6 +103,12 @@ class LeasedError(MoonpoolError):
     code = -706
 
 
+class ReplicaNotFoundError(MoonpoolError):
+    """No copy is where one was said to be, or none can be made there."""
+
+    code = -710
+
+
 class LeaseExpiredError(MoonpoolError):
     """A transfer outlived its lease; its bytes were thrown away."""
 

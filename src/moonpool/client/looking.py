@@ -13,6 +13,7 @@ from moonpool.client.getting import Getter
 from moonpool.client.memory import Registry
 from moonpool.core.messages import (
     BATCH_ITEMS_MAX,
+    Codes,
     Existing,
     Exists,
     Get,
@@ -20,7 +21,10 @@ from moonpool.core.messages import (
     Hold,
     Located,
     Matched,
+    Replicate,
 )
+from moonpool.errors import NotSupportedError
+from moonpool.protocol.versions import REPLICATE_SINCE
 from moonpool.transport.base import U64
 
 
@@ -92,6 +96,14 @@ class Looking:
         """Return where the objects of packed keys are, and lease those that are there."""
         reply = expect(Got, self._channel.call(Get([*keys], lease, ttl_s)))
         return [*as_many(reply.objects, len(keys))]
+
+    def replicate(self, key: bytes, node: str, source: str = "") -> int:
+        """Have an object copied to a node, or moved there from one. Return 0 when it is done, -703
+        while it is to be asked again, or why it cannot be. Raises NotSupportedError."""
+        if self._channel.version < REPLICATE_SINCE:
+            raise NotSupportedError("copies: the pool's master does not know them")
+        reply = expect(Codes, self._channel.call(Replicate(key, node, source)))
+        return as_many(reply.codes, 1)[0]
 
     def is_registered(self, address: int, nbytes: int) -> bool:
         """Tell whether one range of memory lies in the store's registered memory."""

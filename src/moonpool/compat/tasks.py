@@ -1,7 +1,6 @@
 """Copying and moving objects to segments, as tasks that are asked about.
 
-Objects are immutable and their places the master's to choose, so a task reads the object, removes
-it and puts it again where it is wanted; if it can be put nowhere it is lost, as by eviction.
+The master has nodes copy; a task here asks it until that is done.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moonpool.client.wishes import Wishes
 from moonpool.compat.base import Base
 from moonpool.compat.casting import CastError, Parameter, call, items_of, text, texts, u64
-from moonpool.compat.codes import INVALID, NOT_FOUND, OK, TASK_NOT_FOUND, code_of
+from moonpool.compat.codes import INVALID, NOT_FOUND, NOT_READY, OK, TASK_NOT_FOUND, code_of
 from moonpool.compat.connected import Connected
 from moonpool.compat.enums import TaskStatus, TaskType
-from moonpool.compat.replicate import REPLICAS_MAX
 from moonpool.core.messages import ObjectInfo
 from moonpool.errors import MoonpoolError
 
 TASKS_MAX = 10_000
+TASK_S = 300.0
+POLL_S = 0.02
 Id = tuple[int, int]
 NONE: Id = (0, 0)
 
@@ -87,7 +86,7 @@ class Tasks(Base):
         wrong = moves and (source in targets or source not in nodes_of(info))
         if wrong or not there.issuperset(targets):
             return NONE, INVALID
-        return self._begin(kind, lambda: _placed(connected, name, info, source, targets)), OK
+        return self._begin(kind, lambda: _placed(connected, name, source, targets)), OK
 
     def _begin(self, kind: TaskType, work: Callable[[], str]) -> Id:
         number, now = (secrets.randbits(64), secrets.randbits(64)), int(time.time() * 1000)
@@ -142,18 +141,14 @@ def _id(value: Any) -> Id:
     return found[0], found[1]
 
 
-def _placed(
-    connected: Connected, key: bytes, info: ObjectInfo, source: str, targets: list[str]
-) -> str:
-    """Put an object where it is wanted; return why that failed, or nothing."""
-    store, have = connected.store, nodes_of(info)
-    wanted = [each for each in targets if each not in have]
-    if wanted:
-        value = store.get(key)
-        store.remove(key, force=True)
-        copies = min(len(have) + len(wanted) - bool(source), REPLICAS_MAX)
-        pinned = Wishes(max(copies, 1), info.pinned, info.soft_pin_s, wanted[0])
-        store.put(key, value, wishes=pinned)
-    found = nodes_of(store.stat(key))
-    missing = [each for each in targets if each not in found]
-    return f"no copy could be made on {', '.join(missing)}" if missing else ""
+def _placed(connected: Connected, key: bytes, source: str, targets: list[str]) -> str:
+    """Have an object copied, or moved from ``source``; return why that failed, or nothing."""
+    looking, deadline = connected.store.looking, time.monotonic() + TASK_S
+    for target in targets:
+        while (code := looking.replicate(key, target, source)) == NOT_READY:
+            if time.monotonic() > deadline:
+                return f"no copy could be made on {target} within {TASK_S:.0f} s"
+            time.sleep(POLL_S)
+        if code:
+            return f"no copy could be made on {target}: {code}"
+    return ""

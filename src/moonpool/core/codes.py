@@ -12,5 +12,6 @@ INVALID_WRITE = errors.InvalidWriteError.code
 NOT_READY = errors.NotReadyError.code
 NOT_FOUND = errors.NotFoundError.code
 EXISTS = errors.AlreadyExistsError.code
+NO_REPLICA = errors.ReplicaNotFoundError.code
 LEASED = errors.LeasedError.code
 PIN_QUOTA = errors.PinQuotaError.code

@@ -22,7 +22,7 @@ CHARGE_MIN: Final = 65_536
 _MASK: Final = (1 << 14) - 1
 _PLAIN: Final = _MASK + 1 - 2 * WANTED_MAX
 """From here on the low bits are a tag: wanted copies, and whether this one is beyond them."""
-REPAIR, DRAIN, HOT = "repair", "drain", "hot"
+REPAIR, DRAIN, HOT, ASKED = "repair", "drain", "hot", "asked"
 """Why a copy is made."""
 
 
@@ -116,6 +116,8 @@ class Copies:
         """Objects that are read much, and how many copies more they are to have."""
         self.retiring: dict[tuple[Object, int], float] = {}
         """Places to be given up once nobody reads there: (object, segment), and when at last."""
+        self.moving: dict[tuple[Object, int], None] = {}
+        """Of the places that are retiring, those that somebody asked to be given up."""
         self.parked: dict[Object, None] = {}
         """What would be evicted if that made room: it is on nodes only that are being drained."""
         self.drains: dict[str, Drain] = {}
@@ -171,6 +173,7 @@ class Copies:
             total[copy.target] += copy.charge
         assert len(self.busy) == len(self.under_way)
         assert total == self.bytes_of
+        assert set(self.moving) <= set(self.retiring)
         assert all(each.alive for each in self.thin)
         assert all(each.alive for each in self.spares)
         assert all(each.alive for each in self.parked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from moonpool.core import codes, offload
 from moonpool.core.checks import space_needed
-from moonpool.core.copies import DRAIN, REPAIR, Copy, is_spare, wanted_of
+from moonpool.core.copies import ASKED, DRAIN, REPAIR, Copy, is_spare, wanted_of
 from moonpool.core.draining_disks import is_backed, moved
 from moonpool.core.index import Object
 from moonpool.core.messages import CopyItem, Slot
@@ -39,13 +39,26 @@ def begin(state: State, each: Object, why: str, *, spare: bool = False) -> int:
         return BUSY
     hosts = healthy_hosts(state, each)
     targets = [s for s in state.segments.open() if s.copies and s.host not in hosts]
+    return _begin(state, each, targets, why, spare=spare)
+
+
+def begin_at(state: State, each: Object, node: str, why: str, *, spare: bool) -> int:
+    """Have a copy made on a node, be it of a host that has one."""
+    open_ones = state.segments.open()
+    targets = [s for s in open_ones if s.copies and s.info.node == node]
+    if targets and (each in state.copies.busy or not _may_begin(state)):
+        return BUSY
+    return _begin(state, each, targets, why, spare=spare)
+
+
+def _begin(state: State, each: Object, targets: list[Segment], why: str, *, spare: bool) -> int:
     if not targets:
         return NO_HOST
     source = _source(state, each)
     free = [s for s in targets if not _is_full(state, s.peer)]
     if source is None or not free:
         return BUSY
-    place = _place(state, each, free, spare=spare)
+    place = _place(state, each, free, spare=spare and why != ASKED)
     if not each.alive:  # it was what went, to make room
         if place is not None:
             place[0].release(place[1])
@@ -159,13 +172,11 @@ def ended(state: State, put: Put, checksum: int) -> int:
         return codes.INVALID_WRITE
     each, slot = copy.object, put.held[0]
     segment = state.segments.by_handle[slot.segment]
-    hosts = healthy_hosts(state, each)
     if (
         not each.alive
         or each.where.checksum != checksum
         or segment.draining
-        or segment.host in hosts
-        or (len(hosts) >= wanted_of(each.generation) and not is_spare(put.generation))
+        or (copy.why != ASKED and not _is_missing(state, each, segment, put.generation))
     ):
         state.counters["copies_stale"] += 1
         give_up(state, put)
@@ -188,6 +199,12 @@ def ended(state: State, put: Put, checksum: int) -> int:
     if state.disks.by_handle and each.key not in state.disks.objects:
         offload.was_put(state, each)
     return codes.OK
+
+
+def _is_missing(state: State, each: Object, segment: Segment, generation: int) -> bool:
+    hosts = healthy_hosts(state, each)
+    thin = len(hosts) < wanted_of(each.generation)
+    return segment.host not in hosts and (thin or is_spare(generation))
 
 
 def failed(state: State, put: Put) -> None:

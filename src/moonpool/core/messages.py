@@ -616,6 +616,16 @@ class UseSession(Message, frozen=True):
     keys: list[bytes]
 
 
+class Replicate(Message, frozen=True):
+    """Have an object copied to a node, or with ``source`` moved from one. Answered by Codes: 0 when
+    it is done, -703 while it is on its way and to be asked again, -710 if it is not on the source
+    or the target takes no copies. Since version 5."""
+
+    key: bytes
+    node: str
+    source: str = ""
+
+
 class EndSession(Message, frozen=True):
     """A session has ended: what no other one uses is evicted before all else. Answered by Matched:
     how many objects. One that is not known is no error. Since version 4."""
@@ -856,6 +866,7 @@ Request = (
     | Unpin
     | UseSession
     | EndSession
+    | Replicate
 )
 """What a peer may send."""
 

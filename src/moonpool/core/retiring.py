@@ -58,12 +58,16 @@ def retire_now(state: State, each: Object, handle: int) -> None:
     """Give up a place that is to be given up, if that may be now; else forget it or keep it."""
     retiring = state.copies.retiring
     until = retiring.pop((each, handle))
+    asked = (each, handle) in state.copies.moving
+    state.copies.moving.pop((each, handle), None)
     slots = each.slots if each.alive else []
     here = [slot for slot in slots if slot.segment == handle]
-    if not here or not is_needless(state, each, here[0]):
+    if not here or not (is_needless(state, each, here[0]) or (asked and len(slots) > 1)):
         return
     if each.leases and state.now < until:
         retiring[each, handle] = until
+        if asked:
+            state.copies.moving[each, handle] = None
         return
     (slot,) = here
     state.drop_slot(slot, each.generation_at(slot))

@@ -34,6 +34,7 @@ from moonpool.core.messages import (
     Release,
     Remove,
     RemoveAll,
+    Replicate,
     Reply,
     Request,
     Shelve,
@@ -62,6 +63,7 @@ NODE_ONLY = frozenset(
     {Mount, Announce, AnnouncePacked, Damaged, Unmount, WriterGone, MountDisk, Shelve, Unshelve}
 )
 CHANGES = NODE_ONLY | {PutStart, PutEnd, PutRevoke, PutAbandon, Remove, RemoveAll, Tell, Drain}
+CHANGES |= {Replicate}
 REQUEST_KINDS: tuple[type[Request], ...] = get_args(Request)
 
 log = logging.getLogger("moonpool.master")

@@ -18,6 +18,8 @@ PINS_SINCE = 4
 """The version that brought Pin, Unpin, UseSession and EndSession."""
 GROUPS_SINCE = 5
 """The version that brought the groups of PutStart, which older masters pass over."""
+REPLICATE_SINCE = 5
+"""The version that brought Replicate."""
 
 
 def negotiate(version_min: int, version_max: int) -> int:

@@ -85,6 +85,37 @@ def case_an_object_is_moved(api: Api) -> None:
     same(api.s.get("m"), b"")
 
 
+def finished(api: Api, number: Any) -> Any:
+    """Return a task once it is over."""
+    over = api.module.TaskStatus.SUCCESS, api.module.TaskStatus.FAILED
+    eventually(lambda: api.s.query_task(number)[0].status in over)
+    return api.s.query_task(number)[0]
+
+
+def case_an_object_is_copied(api: Api) -> None:
+    lender = api.another(MB16)
+    there = lender.get_hostname()
+    same(api.s.put("c", b"value", api.config(preferred_segments=[api.owner])), 0)
+    for _ in range(2):  # where there is a copy, nothing is left to be done
+        number, code = api.s.create_copy_task("c", [there])
+        same(code, 0)
+        task = finished(api, number)
+        same((task.type, task.status), (api.module.TaskType.REPLICA_COPY, task.status.SUCCESS))
+    found = [each.get_memory_descriptor() for each in api.s.get_replica_desc("c")]
+    same(sorted(each.buffer_descriptor.size for each in found), [5, 5])
+    same((api.s.get("c"), api.s.remove("c", True)), (b"value", 0))
+
+
+def case_a_copy_outlives_the_first(api: Api) -> None:
+    first, second = api.another(MB16), api.another(MB16)
+    config = api.config(preferred_segments=[first.get_hostname()])
+    same(api.s.put("c", b"value" * 1000, config), 0)
+    number, code = api.s.create_copy_task("c", [second.get_hostname()])
+    same((code, finished(api, number).message), (0, "Task completed successfully"))
+    first.close()
+    same((api.s.get("c"), len(api.s.get_replica_desc("c"))), (b"value" * 1000, 1))
+
+
 def case_memory_is_lent_and_taken_back(api: Api) -> None:
     store = api.another()
     found = store.allocate_and_mount_segment(MB16)
