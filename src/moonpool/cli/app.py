@@ -15,6 +15,7 @@ from moonpool.cli import (
     objects,
     plan,
     router,
+    sim,
     status,
     trace,
     up,
@@ -41,4 +42,5 @@ bench.register(app)
 compat.register(app)
 trace.register(app)
 plan.register(app)
+sim.register(app)
 version.register(app)

@@ -28,6 +28,11 @@ class Clock:
         self._heap: list[tuple[float, int, Event]] = []
         self._made = 0
 
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is still to happen."""
+        return bool(self._heap)
+
     def now(self) -> float:
         """Return the virtual time in seconds."""
         return self.now_s

@@ -10,6 +10,7 @@ the memory's 4.8 TB/s, of which two thirds are had.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -18,16 +19,20 @@ class Hardware:
     """Rates of an engine and of its ways to the pool.
 
     prefill_s, attention_s: for a token, and for each token it looks back on, times two. step_s:
-    any step. kv_read_s: for each token of context of a sequence in a decode step. overhead_s: a
-    request outside the engine's steps. hbm_tokens: room for KV. local_gb_s: each engine's way to
-    its own host's pool; network_gb_s: each host's way to the others, 10^9 bytes a second.
+    any step; weights_s: to read all weights, beside which a prompt's linear part is computed.
+    kv_read_s: for each token of context of a sequence in a decode step. overhead_s: a
+    request outside the engine's steps; tokenise_s: each of its tokens there. hbm_tokens: room for
+    KV. local_gb_s: each engine's way to its own host's pool; network_gb_s: each host's way to the
+    others, 10^9 bytes a second.
     """
 
     prefill_s: float = 2.4e-5
     attention_s: float = 4.2e-10
     step_s: float = 0.015
+    weights_s: float = 0.0
     kv_read_s: float = 4.1e-8
     overhead_s: float = 0.02
+    tokenise_s: float = 0.0
     hbm_tokens: int = 850_000
     kv_bytes: int = 131_072
     batch_tokens: int = 8192
@@ -41,6 +46,14 @@ class Hardware:
         """Return the seconds to compute a prompt's tokens from ``begin`` to ``end``."""
         return self.prefill_s * (end - begin) + self.attention_s * (end**2 - begin**2)
 
+    def chunks(self, parts: Sequence[tuple[int, int]]) -> float:
+        """Return what parts of prompts add to the step that computes them; weights are read."""
+        linear = attention = 0
+        for begin, end in parts:
+            linear += end - begin
+            attention += end * end - begin * begin
+        return max(self.weights_s, self.prefill_s * linear) + self.attention_s * attention
+
     def faster(self, factor: float) -> Hardware:
         """Return an engine that computes ``factor`` times as fast."""
         return replace(
@@ -48,6 +61,7 @@ class Hardware:
             prefill_s=self.prefill_s / factor,
             attention_s=self.attention_s / factor,
             step_s=self.step_s / factor,
+            weights_s=self.weights_s / factor,
             kv_read_s=self.kv_read_s / factor,
         )
 

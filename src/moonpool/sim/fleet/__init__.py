@@ -1,0 +1,1 @@
+"""Clusters of any size: engines that prefill, decode or do both, hosts, links, pool and master."""
