@@ -10,6 +10,9 @@ import dataclasses
 import importlib.util
 from typing import Any
 
+from moonpool.errors import ConfigError
+from moonpool.vllm.shards import WHOLE, Split
+
 UNSPLIT_TOKENS_MAX = 64
 """All attention kernels take blocks of 16 to 64 tokens whole."""
 
@@ -93,6 +96,41 @@ class BlockTables:
         """Return a request's table, as ``KVConnectorBlockState`` does; None if it has none."""
         table = self._tables.get(request_id)
         return None if table is None else (table,)
+
+
+def split_of(vllm_config: Any, kv_cache_config: Any, wanted: int) -> Split:
+    """Return how the engine's workers split the KV heads, and its objects into ``wanted`` shards
+    (0: as few as there can be). Raises ConfigError."""
+    workers = int(getattr(vllm_config.parallel_config, "tensor_parallel_size", 1) or 1)
+    if workers == 1 and not wanted:
+        return WHOLE
+    layers = [
+        layer
+        for group in kv_cache_config.kv_cache_groups
+        for spec in [group.kv_cache_spec]
+        for layer in getattr(spec, "kv_cache_specs", {"": spec}).values()
+    ]
+    latent = all(type(layer).__name__ == "MLAAttentionSpec" for layer in layers)
+    heads = 1 if latent else int(vllm_config.model_config.get_total_num_kv_heads())
+    split = Split.of(heads, workers, wanted)
+    if not has_named_layouts() or any(
+        layer.num_kv_heads != max(1, heads // workers) for layer in layers
+    ):
+        raise ConfigError(
+            f"MoonpoolConnector does not support tensor parallelism of {workers} here: it takes "
+            "vLLM 0.29 or newer and the same number of KV heads in every layer; set "
+            "tensor_parallel_size to 1 and head_shards to 0"
+        )
+    return split
+
+
+def tp_rank(vllm_config: Any) -> int:
+    """Return which of the engine's workers this process is."""
+    if int(getattr(vllm_config.parallel_config, "tensor_parallel_size", 1) or 1) == 1:
+        return 0
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
 
 
 def pack_blocks(vllm_config: Any, kv_cache_config: Any) -> bool:

@@ -26,6 +26,7 @@ from moonpool.vllm.metrics import MoonpoolPromMetrics, MoonpoolStats
 from moonpool.vllm.parts import Keyspace
 from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.pools import LOOKUP_TIMEOUT_S
+from moonpool.vllm.ranks import Ranks
 from moonpool.vllm.scheduler import SchedulerSide, stride_of
 from moonpool.vllm.stats import Tally
 from moonpool.vllm.worker import WorkerSide
@@ -82,7 +83,10 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._tables: compat.BlockTables | None = None
         transfer = vllm_config.kv_transfer_config
         self._settings = settings.read(transfer.kv_connector_extra_config, transfer.kv_role)
-        support.check_sharing(self._settings.share_prefill_tokens, len(self._parts))
+        self._split = compat.split_of(vllm_config, kv_cache_config, self._settings.head_shards)
+        self._keys = Keyspace(self._parts, self._split.names)
+        self._rank = 0 if role == KVConnectorRole.SCHEDULER else compat.tp_rank(vllm_config)
+        support.check_sharing(self._settings.share_prefill_tokens, single=self._keys.single)
         self._errors = 0
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -108,6 +112,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             object_tokens=stride * block_size,
             vllm_version=vllm.__version__,
             fixed_seed=compat.has_fixed_hash_seed(),
+            split=self._split,
         )
         logger.info(
             "moonpool: pool at %s (%s), objects of %d tokens",
@@ -120,7 +125,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             chosen.master,
         )
         link.start()
-        side = SchedulerSide(chosen, facts, block_size, link, keyspace=Keyspace(self._parts))
+        side = SchedulerSide(chosen, facts, block_size, link, keyspace=self._keys)
+        side.ranks = Ranks(self._split.workers)
         if pool_events.wanted(config):
             side.publish(PoolEvents(block_size, stride))
         return side
@@ -136,10 +142,13 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             config.cache_config.block_size,
             self._parts,
             ordered=compat.frees_in_order(config),
+            split=self._split,
+            rank=self._rank,
         )
 
     def _name(self, side: str) -> str:
-        return f"vllm-{side}-{str(self._kv_transfer_config.engine_id)[:8]}"
+        rank = f"-{self._rank}" if self._split.workers > 1 else ""
+        return f"vllm-{side}{rank}-{str(self._kv_transfer_config.engine_id)[:8]}"
 
     @property
     def tally(self) -> Tally:
@@ -266,8 +275,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Take in the worker's results."""
         results = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(results, StepResults):
-            if results.order is not None:
-                self._scheduler.worker_is(results.order)
+            for rank, order in results.orders.items():
+                self._scheduler.worker_is(order, rank)
             self._scheduler.ended(results.loads, results.saves)
 
     @_guarded(lambda: (False, None))
@@ -385,5 +394,5 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return None
         loads, saves = self._worker.take_results()
         order = self._worker.take_order()
-        news = loads or saves or order is not None
-        return StepResults(loads, saves, order) if news else None
+        orders = {} if order is None else {self._rank: order}
+        return StepResults(loads, saves, orders) if loads or saves or orders else None

@@ -28,15 +28,16 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 class StepResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Worker to scheduler: the jobs that ended since the last step.
 
-    order: the payload's order (``layout.RegionTable.order``) when the worker has become ready, ""
-    when it is not ready any more, None while nothing has changed.
+    orders: of each worker (by rank) for which that has changed, the payload's order
+    (``layout.RegionTable.order``), "" when it is not ready any more.
     """
 
     loads: list[LoadDone] = field(default_factory=list)
     saves: list[SaveDone] = field(default_factory=list)
-    order: str | None = None
+    orders: dict[int, str] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepResults:
-        """Join the results of two workers (one worker is all that is supported now)."""
-        order = self.order if other.order is None else other.order
-        return StepResults(self.loads + other.loads, self.saves + other.saves, order)
+        """Join the results of two workers."""
+        return StepResults(
+            self.loads + other.loads, self.saves + other.saves, self.orders | other.orders
+        )

@@ -16,6 +16,7 @@ from typing import Any
 
 from moonpool.core.keys import fingerprint
 from moonpool.errors import ConfigError
+from moonpool.vllm.shards import WHOLE, Split
 
 LAYOUT_VERSION = "2"
 """Raised when what is in a payload changes."""
@@ -55,12 +56,14 @@ def build(
     object_tokens: int,
     vllm_version: str,
     fixed_seed: bool = True,
+    split: Split = WHOLE,
 ) -> Namespace:
     """Return the namespace of an engine but for the payload's order; reads samples of local
     weight files.
 
     user: the ``namespace`` setting; object_tokens: tokens of a full object; fixed_seed: whether
-    this vLLM's hashes of sha256 are the same in every process.
+    this vLLM's hashes of sha256 are the same in every process; split: how objects are split into
+    shards.
     """
     cache, model = vllm_config.cache_config, vllm_config.model_config
     facts = {
@@ -70,11 +73,13 @@ def build(
         "kv_format": kv_format(vllm_config, kv_cache_config),
         "block_size": str(cache.block_size),
         "object_tokens": str(object_tokens),
-        "layers": geometry(kv_cache_config),
+        "layers": geometry(kv_cache_config, split),
         "hash": hash_scheme(
             str(cache.prefix_caching_hash_algo), vllm_version, fixed_seed=fixed_seed
         ),
     }
+    if split.count > 1:
+        facts["head_shards"] = str(split.count)
     name = Path(str(model.model)).name
     title = f"{name} {facts['dtype']} kv={facts['kv_dtype']} block={cache.block_size}"
     return Namespace(title, tuple(facts.items()))
@@ -122,18 +127,19 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
-def geometry(kv_cache_config: Any) -> str:
-    """Return heads, sizes and types of every layer's state, equal neighbours written once."""
-    return " | ".join(_group(group) for group in kv_cache_config.kv_cache_groups)
+def geometry(kv_cache_config: Any, split: Split = WHOLE) -> str:
+    """Return heads (of all workers), sizes and types of every layer's state, equal neighbours
+    written once."""
+    return " | ".join(_group(group, split) for group in kv_cache_config.kv_cache_groups)
 
 
-def _group(group: Any) -> str:
+def _group(group: Any, split: Split) -> str:
     spec = group.kv_cache_spec
     per_layer = getattr(spec, "kv_cache_specs", None) or dict.fromkeys(group.layer_names, spec)
     counted: dict[str, int] = {}
     for layer in per_layer.values():
         shape = (
-            f"{type(layer).__name__}:h{layer.num_kv_heads}x{layer.head_size}"
+            f"{type(layer).__name__}:h{_heads(layer, split)}x{layer.head_size}"
             f"+{getattr(layer, 'head_size_v', layer.head_size)}"
             f":{str(layer.dtype).removeprefix('torch.')}:q{int(layer.kv_quant_mode)}"
             f":c{getattr(layer, 'state_content_size_bytes', None)}"
@@ -141,6 +147,10 @@ def _group(group: Any) -> str:
         )
         counted[shape] = counted.get(shape, 0) + 1
     return " ".join(f"{count}*{shape}" for shape, count in counted.items())
+
+
+def _heads(layer: Any, split: Split) -> int:
+    return split.heads if split.workers > 1 else int(layer.num_kv_heads)
 
 
 def kv_format(vllm_config: Any, kv_cache_config: Any) -> str:

@@ -26,6 +26,7 @@ from moonpool.vllm.objects import CLAIMS_MAX
 from moonpool.vllm.parts import Keyspace, Tables
 from moonpool.vllm.pins import PinBook
 from moonpool.vllm.pool_events import PoolEvents
+from moonpool.vllm.ranks import Ranks
 from moonpool.vllm.save_planner import SavePlanner
 from moonpool.vllm.sessions import SessionBook
 from moonpool.vllm.settings import Settings
@@ -52,7 +53,7 @@ class SchedulerSide:
     ) -> None:
         """block_size: tokens in one of vLLM's blocks; keyspace: what is stored of a prefix. The
         link must be started by the caller."""
-        self._keys = keyspace or Keyspace()
+        self._keys, self.ranks = keyspace or Keyspace(), Ranks()
         self._settings, self._facts, self._link = settings, namespace, link
         self._order, self._epoch, self._ready = "", "", False
         self._asked_early, self._clock = 0, clock
@@ -110,12 +111,13 @@ class SchedulerSide:
         self.events = self._saves.events = events
         self._known.gone = events.gone
 
-    def worker_is(self, order: str) -> None:
-        """Take note that the worker is ready and has KV memory of this order; "": it is not.
+    def worker_is(self, order: str, rank: int = 0) -> None:
+        """Take note that a worker is ready and has KV memory of this order; "": it is not.
 
         Before the first time nothing is looked up, loaded or saved: the order is part of the
         namespace.
         """
+        order = self.ranks.order(rank, order)
         self._ready = bool(order)
         if not order or order == self._order:
             return
@@ -257,11 +259,11 @@ class SchedulerSide:
 
     def ended(self, loads: Sequence[LoadDone], saves: Sequence[SaveDone]) -> None:
         """Take in what the worker reports."""
-        for save in saves:
+        for save in filter(None, map(self.ranks.saved, saves)):
             self._saves.ended(save, self._trackers)
             self.handoffs.saved(save.job_id)
             self._sessions.saved(save.job_id)
-        for load in loads:
+        for load in filter(None, map(self.ranks.loaded, loads)):
             self._loads.ended(load, self._trackers)
 
     @property

@@ -67,6 +67,12 @@ class Settings:
     save_near: bool = _key(
         True, values.boolean, "save in this host's memory while a node here has room"
     )
+    head_shards: int = _key(
+        0,
+        values.number(0, 1024),
+        "pieces of an object, each of so many KV heads; engines whose tensor_parallel_size differs "
+        "share under the same number, a multiple of each; 0: tensor_parallel_size",
+    )
     verify_loads: bool = _key(
         False,
         values.boolean,

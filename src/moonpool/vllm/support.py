@@ -8,6 +8,8 @@ from moonpool.errors import ConfigError
 from moonpool.vllm.log import logger
 
 OLDEST = (0, 24)
+FULL = ("FullAttentionSpec", "MLAAttentionSpec")
+"""Kinds of cache of which every block is needed."""
 
 
 def check_version(version: str) -> None:
@@ -27,7 +29,6 @@ def check_config(vllm_config: Any) -> None:
     """Refuse configurations under which keys or bytes would not mean what they say."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     for name, what in (
-        ("tensor_parallel_size", "tensor parallelism"),
         ("pipeline_parallel_size", "pipeline parallelism"),
         ("decode_context_parallel_size", "decode context parallelism"),
         ("prefill_context_parallel_size", "prefill context parallelism"),
@@ -59,11 +60,17 @@ def check_config(vllm_config: Any) -> None:
         )
 
 
-def check_cache(kv_cache_config: Any, block_size: int, *, windows: bool = False) -> None:
+def check_cache(
+    kv_cache_config: Any,
+    block_size: int,
+    *,
+    windows: bool = False,
+    kinds: tuple[str, ...] = FULL,
+) -> None:
     """Refuse KV caches of kinds that are not supported, or whose blocks are not those that the
     scheduler hashes (``block_size`` tokens). windows: whether sliding windows are supported, and
     several groups with them: a request whose load failed can be computed from its beginning."""
-    kinds = ("FullAttentionSpec", "SlidingWindowSpec") if windows else ("FullAttentionSpec",)
+    kinds = (*kinds, "SlidingWindowSpec") if windows else kinds
     groups = kv_cache_config.kv_cache_groups
     if not groups or (len(groups) != 1 and not windows):
         found = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
@@ -100,12 +107,26 @@ def _check_layer(layer: Any, kinds: tuple[str, ...], block_size: int) -> None:
         )
 
 
-def check_sharing(share_prefill_tokens: int, parts: int) -> None:
-    """Refuse to wait for what others compute unasked where an object is in several pieces."""
-    if share_prefill_tokens and parts > 1:
+def check_pair(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Refuse what MoonpoolConnector takes alone, but not beside a connector that passes KV from
+    engine to engine: which blocks that one fills would not be known."""
+    workers = int(getattr(vllm_config.parallel_config, "tensor_parallel_size", 1) or 1)
+    if workers > 1:
         raise _refusal(
-            "share_prefill_tokens with sliding windows beside full attention",
-            "engines say of the first kind of layers only what they compute",
+            f"tensor parallelism of {workers} with MoonpoolPDConnector",
+            "what a peer brings is joined for one worker only",
+            "set tensor_parallel_size to 1, or use MoonpoolConnector alone",
+        )
+    check_cache(kv_cache_config, vllm_config.cache_config.block_size, kinds=FULL[:1])
+
+
+def check_sharing(share_prefill_tokens: int, *, single: bool) -> None:
+    """Refuse to wait for what others compute unasked where an object is in several pieces."""
+    if share_prefill_tokens and not single:
+        raise _refusal(
+            "share_prefill_tokens with objects in several pieces (sliding windows beside full "
+            "attention, shards of heads)",
+            "engines say of whole objects only what they compute",
             "set share_prefill_tokens to 0",
         )
 

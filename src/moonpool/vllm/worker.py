@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moonpool.vllm import layout, support
+from moonpool.vllm import layout, shards, support
 from moonpool.vllm.executor import Runner
 from moonpool.vllm.jobs import LoadDone, LoadJob, SaveDone, SaveJob
 from moonpool.vllm.layout import RegionTable
@@ -16,6 +16,7 @@ from moonpool.vllm.parts import WHOLE, Part, begins_anew
 from moonpool.vllm.runners import Marks, Place, Started, start
 from moonpool.vllm.scheduler import stride_of
 from moonpool.vllm.settings import Settings
+from moonpool.vllm.shards import Held, Split
 from moonpool.vllm.spread import Spread, Unit
 from moonpool.vllm.stats import Tally
 
@@ -36,18 +37,23 @@ class WorkerSide:
         parts: Sequence[Part] = WHOLE,
         *,
         ordered: bool = True,
+        split: Split = shards.WHOLE,
+        rank: int = 0,
         starter: Starter = start,
         clock: Clock = time.monotonic,
     ) -> None:
         """name: shown to people by the pool; ordered: whether the engine's blocks come free only
         when no step can still write to them; parts: the model's, with the layers that this worker
-        has; starter: what makes the transfers run."""
+        has;
+        split, rank: which KV heads it holds; starter: what makes the transfers run."""
         self._settings, self._name, self._clock = settings, name, clock
         self._num_blocks, self._block_size, self._parts = num_blocks, block_size, tuple(parts)
         self._stride = stride_of(settings.object_tokens, block_size)
         self._ordered, self._starter = ordered, starter
         self._anew = begins_anew(parts)
-        self._spread = Spread([Unit(part.number) for part in parts])
+        self._held = [(part, held) for part in parts for held in split.held_by(rank)]
+        turn = split.turn(rank)
+        self._spread = Spread([Unit(part.number, held.name, turn) for part, held in self._held])
         self.tally = Tally()
         self.runner: Runner | None = None
         self._marks: Marks | None = None
@@ -65,16 +71,17 @@ class WorkerSide:
         device = self._device = str(tensor.device.type)
         support.check_device(device)
         support.check_mover(self._settings.mover, device)
-        tables = tuple(self._probe(part, caches) for part in self._parts)
+        tables = tuple(self._probe(part, held, caches) for part, held in self._held)
         object_bytes = [
             table.block_bytes * min(part.span or self._stride, self._stride)
-            for part, table in zip(self._parts, tables, strict=True)
+            for (part, _), table in zip(self._held, tables, strict=True)
         ]
-        for part, table, size in zip(self._parts, tables, object_bytes, strict=True):
+        for (part, held), table, size in zip(self._held, tables, object_bytes, strict=True):
             logger.info(
-                "moonpool: %d layers%s, %d B a block in %d pieces (order %s), %d B an object",
+                "moonpool: %d layers%s%s, %d B a block in %d pieces (order %s), %d B an object",
                 sum(map(len, part.layers)),
                 f" with a window of {part.window} tokens" if part.window else "",
+                f", shard {held.name}" if held.name else "",
                 table.block_bytes,
                 len(table.bases),
                 table.order,
@@ -91,16 +98,19 @@ class WorkerSide:
         )
         started = self._starter(place)
         self.runner, self._marks = started.runner, started.marks
-        self._order = "|".join(table.order for table in tables)
+        # All shards have the same number of heads, so the order of one is that of all.
+        orders = {
+            part.number: table.order for (part, _), table in zip(self._held, tables, strict=True)
+        }
+        self._order = "|".join(orders[part.number] for part in self._parts)
 
-    def _probe(self, part: Part, caches: Mapping[str, Any]) -> RegionTable:
-        """Return the table of a part's rows of blocks."""
-        return layout.joined(
-            [
-                layout.probe(caches, names, self._num_blocks, self._block_size)
-                for names in part.layers
-            ]
-        )
+    def _probe(self, part: Part, held: Held, caches: Mapping[str, Any]) -> RegionTable:
+        """Return the table of a shard of a part's rows of blocks."""
+        tables = []
+        for names in part.layers:
+            seen = shards.narrowed(caches, names, held) if held.name else caches
+            tables.append(layout.probe(seen, names, self._num_blocks, self._block_size))
+        return layout.joined(tables)
 
     def before_step(self, loads: bool) -> None:
         """Note what is launched before this step, if it begins loads that must come after it."""

@@ -29,7 +29,9 @@ def vllm_config(**changes: Any) -> Bag:
         kv_transfer_config=KVTransferConfig(
             kv_connector="MoonpoolConnector", kv_role="kv_both", kv_connector_extra_config=extra
         ),
-        parallel_config=Bag(tensor_parallel_size=changes.get("tp", 1)),
+        parallel_config=Bag(
+            tensor_parallel_size=changes.get("tp", 1), pipeline_parallel_size=changes.get("pp", 1)
+        ),
         model_config=Bag(
             model="org/model",
             revision=None,
@@ -312,8 +314,8 @@ def test_a_failed_load_recomputes_whatever_the_policy_was(make: Make) -> None:
 
 @pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
 def test_what_is_refused_is_refused_by_either_side(make: Make, role: str) -> None:
-    with pytest.raises(ConfigError, match="tensor parallelism of 2"):
-        make(role, vllm_config(tp=2))
+    with pytest.raises(ConfigError, match="pipeline parallelism of 2"):
+        make(role, vllm_config(pp=2))
     with pytest.raises(ConfigError, match="did you mean load_threads"):
         make(role, vllm_config(extra={"load_thread": 1}))
 

@@ -35,14 +35,13 @@ class SlidingWindowSpec(Bag):
         super().__init__(block_size=32, sliding_window=sliding_window)
 
 
-class MLAAttentionSpec(Bag):
+class MambaSpec(Bag):
     pass
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tp": 2}, "tensor parallelism of 2.*tensor_parallel_size"),
         ({"pp": 4}, "pipeline parallelism of 4"),
         ({"dcp": 2}, "decode context parallelism"),
         ({"pcp": 2}, "prefill context parallelism"),
@@ -73,7 +72,7 @@ def test_a_plain_model_is_accepted() -> None:
         ((spec(), spec()), "2 KV cache groups.*vLLM 0.30"),
         ((), "0 KV cache groups"),
         ((SlidingWindowSpec(),), "SlidingWindowSpec"),
-        ((MLAAttentionSpec(),), "MLAAttentionSpec"),
+        ((MambaSpec(),), "MambaSpec"),
         ((spec(tokens_per_state=4),), "4 tokens in a state"),
         ((spec(block_size=16),), "blocks of 16 tokens"),
     ],
@@ -87,15 +86,15 @@ def test_a_sliding_window_in_all_layers_is_taken_where_requests_can_begin_anew()
     windows = cache(SlidingWindowSpec(80))
     support.check_cache(windows, 32, windows=True)
     support.check_cache(cache(spec(), SlidingWindowSpec()), 32, windows=True)
-    with pytest.raises(ConfigError, match="MLAAttentionSpec"):
-        support.check_cache(cache(spec(), MLAAttentionSpec()), 32, windows=True)
+    with pytest.raises(ConfigError, match="MambaSpec"):
+        support.check_cache(cache(spec(), MambaSpec()), 32, windows=True)
 
 
 def test_with_windows_beside_full_attention_nobody_waits_unasked() -> None:
-    support.check_sharing(0, 2)
-    support.check_sharing(4096, 1)
+    support.check_sharing(0, single=False)
+    support.check_sharing(4096, single=True)
     with pytest.raises(ConfigError, match=r"share_prefill_tokens with .*; set share_prefill"):
-        support.check_sharing(1, 2)
+        support.check_sharing(1, single=False)
 
 
 def test_memory_that_nobody_can_reach_is_refused() -> None:

@@ -48,8 +48,7 @@ class MoonpoolPDConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc
         """Called by vLLM, once in the scheduler's process and once in each worker."""
         super().__init__(vllm_config, role, kv_cache_config)
         peers.check_version(KVConnectorBase_V1)
-        # Which blocks a peer fills below a sliding window is not known to the composite.
-        support.check_cache(kv_cache_config, vllm_config.cache_config.block_size)
+        support.check_pair(vllm_config, kv_cache_config)
         plan = peers.plan(vllm_config)
         self._errors, self._peer_name = 0, plan.peer_name
         self._pool = MoonpoolConnector(plan.pool, role, kv_cache_config)
