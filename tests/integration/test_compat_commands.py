@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -173,7 +175,6 @@ def test_the_rest_server(tmp_path: Path) -> None:
             eventually("the lease ends", lambda: ask(f"{url}/remove/a", "DELETE")[0] == 200)
             assert ask(f"{url}/remove/a", "DELETE")[0] == 500
             assert ask(f"{url}/remove_all", "DELETE")[0] == 200
-            assert ask(f"{url}/mount_shm", "POST", {})[0] == 501
             status, body = ask(f"{url}/mount", "POST", {"size": 16 * MIB})
             assert status == 200
             assert len(master.page("/get_all_segments").split()) == 2
@@ -182,6 +183,81 @@ def test_the_rest_server(tmp_path: Path) -> None:
             eventually("one is left", lambda: len(master.page("/get_all_segments").split()) == 1)
             assert ask(f"{url}/unmount", "POST", {"segment_ids": ids})[0] == 500
             assert ask(f"{url}/mount", "POST", {"size": "much"})[0] == 400
+
+
+def test_the_rest_server_and_shared_memory(tmp_path: Path, shared: Path) -> None:
+    with shared.open("wb") as file:
+        file.truncate(32 * MIB)
+    with MooncakeMaster(tmp_path) as master, rest_server(tmp_path, master.address) as url:
+
+        def post(what: str, **body: Any) -> tuple[int, Any]:
+            status, answer = ask(f"{url}/{what}", "POST", body)
+            return status, json.loads(answer)
+
+        def lent(count: int) -> None:
+            eventually(
+                f"{count} segments", lambda: len(master.page("/get_all_segments").split()) == count
+            )
+
+        assert post("mount_shm")[0] == 400
+        assert post("mount_shm", name="../etc/passwd", size=16 * MIB)[0] == 400
+        assert post("mount_shm", name="no-such-thing", size=16 * MIB)[0] == 500
+        status, found = post("mount_shm", name=shared.name, size=16 * MIB, offset=16 * MIB)
+        assert (status, found["status"], len(found["segment_ids"])) == (200, "success", 1)
+        lent(2)
+        ids = found["segment_ids"]
+        assert post("unmount_shm", segment_ids=ids) == (200, {"status": "success"})
+        lent(1)
+        status, failed = post("unmount_shm", segment_ids=ids)
+        assert (status, failed["failed_segment_ids"]) == (500, ids)
+        assert post("unmount_local_disk", grace_period_seconds=0)[0] == 200
+        assert post("unmount_local_disk", grace_period_seconds=3601)[0] == 400
+        assert post("reconfigure", mode="sideways")[0] == 400
+        assert post("reconfigure", mode="decode")[0] == 400
+        wanted = {"mode": "decode", "path": str(shared), "size": 16 * MIB}
+        status, first = post("reconfigure", **wanted)
+        assert (status, first["mode"]) == (200, "decode")
+        status, second = post("reconfigure", **wanted)
+        assert (status, len(second["segment_ids"])) == (200, 1)
+        assert second["segment_ids"] != first["segment_ids"]
+        lent(2)
+        status, kept = post("reconfigure", **wanted | {"path": "/no/such/file"})
+        assert (status, kept["mode"]) == (500, "decode")
+        assert post("reconfigure", mode="prefill") == (
+            200,
+            {"status": "success", "mode": "prefill"},
+        )
+        lent(1)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    path = Path("/dev/shm") / f"moonpool-test-{os.getpid()}-{tmp_path.name}"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def rest_server(folder: Path, master: str) -> Iterator[str]:
+    """Run the REST server with a small segment; yield where its API is."""
+    port = free_port()
+    config = folder / "rest.json"
+    config.write_text(
+        json.dumps(
+            {
+                "local_hostname": "127.0.0.1",
+                "metadata_server": "P2PHANDSHAKE",
+                "master_server_address": master,
+                "global_segment_size": "16MB",
+                "local_buffer_size": 16 * MIB,
+                "protocol": "tcp",
+            }
+        )
+    )
+    url = f"http://127.0.0.1:{port}/api"
+    program = "mc_store_rest_server", f"--config={config}", f"--port={port}"
+    with running(folder, lambda: ask_quietly(f"{url}/exist/none"), *program):
+        yield url
 
 
 def ask_quietly(url: str) -> bool:

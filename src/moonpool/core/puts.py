@@ -231,6 +231,9 @@ def _end(state: State, generation: int, checksum: int, peer: str) -> int:
         give_up(state, put)
         return codes.EXISTS
     slots, put.slots = put.slots, []
+    if put.generation in state.disks.promotions:
+        state.counters["promotions_ended"] += 1
+        state.counters["promotion_bytes"] += put.size
     state.resolve_put(put)
     state.remember_end(put)
     where = Located(put.size, checksum, generation, slots)

@@ -26,14 +26,30 @@ _REQUESTS: Final = {
 _BATCHES: Final = ("put_start", "put_end", "put_revoke", "get_replica_list", "exist_key")
 _NO_REQUESTS: Final = (
     *("get_replica_list_by_regex", "remove_by_regex", "remount_segment", "ping", "query_task"),
-    *("copy_start", "copy_end", "copy_revoke", "move_start", "move_end", "move_revoke"),
+    *("move_start", "move_end", "move_revoke"),
     *("create_copy_task", "create_move_task", "fetch_tasks", "update_task", "evict_disk_replica"),
 )
 _NO_BATCHES: Final = ("query_ip", "replica_clear")
-_PROMOTIONS: Final = (
-    *("admitted", "cancelled", "completed_bytes", "completed", "expired", "failed"),
-    *("rejected_cap", "rejected_frequency", "rejected_watermark"),
+_PROMOTIONS: Final = {
+    "admitted": "promotions",
+    "candidate_admitted": "promotions",
+    "candidate_dropped_limit": "promotions_refused",
+    "candidate_recorded": "promotions_waited",
+    "completed": "promotions_ended",
+    "completed_bytes": "promotion_bytes",
+    "rejected_cap": "promotions_refused",
+}
+_NO_PROMOTIONS: Final = (
+    *("cancelled", "expired", "rejected_frequency", "rejected_watermark"),
+    *("candidate_admission_rejected", "candidate_expired_evaluated"),
+    "candidate_expired_unevaluated",
 )
+_NO_GAUGES: Final = (
+    *("ha_oplog_applied_sequence_id", "ha_oplog_last_sequence_id", "ha_oplog_pending_entries"),
+    *("ha_oplog_standby_lag", "ha_pending_mutation_queue_size", "ha_standby_state"),
+)
+"""There is no oplog: nodes tell a new leader what they hold."""
+_COPIES: Final = ("repair_copies", "drain_copies", "hot_copies", "asked_copies")
 Sample = tuple[str, str, float]
 """Name, type and value."""
 
@@ -68,7 +84,7 @@ def _pool(service: Service) -> Iterator[Sample]:
         "master_total_file_capacity_bytes": sum(each.info.capacity_bytes for each in disks),
         "master_nof_allocated_bytes": 0,
         "master_total_nof_capacity_bytes": 0,
-        "master_promotion_in_flight": sum(bool(each.promoting_bytes) for each in disks),
+        "master_promotion_in_flight": len(state.disks.promotions),
         "master_put_start_discarded_staging_size": sum(e.pending_bytes for e in status.segments),
         "mem_cache_nums_": status.objects,
         "file_cache_nums_": sum(each.objects for each in disks),
@@ -85,8 +101,20 @@ def _pool(service: Service) -> Iterator[Sample]:
         yield name, "counter", counters.get(counter, 0)
     for name in ("mem_cache_hit_bytes_total", "file_cache_hit_nums_", "file_cache_hit_bytes_total"):
         yield name, "counter", 0
-    for name in _PROMOTIONS:
-        yield f"master_promotion_{name}_total", "counter", counters.get(f"promotion_{name}", 0)
+    yield from _promotions(service)
+    for name in _NO_GAUGES:
+        yield name, "gauge", 0
+
+
+def _promotions(service: Service) -> Iterator[Sample]:
+    state = service.state.state
+    counters = state.counters
+    for name, counter in _PROMOTIONS.items():
+        yield f"master_promotion_{name}_total", "counter", counters[counter]
+    over = counters["promotions"] - len(state.disks.promotions)
+    yield "master_promotion_failed_total", "counter", max(0, over - counters["promotions_ended"])
+    for name in _NO_PROMOTIONS:
+        yield f"master_promotion_{name}_total", "counter", 0
 
 
 def _requests(service: Service) -> Iterator[Sample]:
@@ -103,6 +131,10 @@ def _requests(service: Service) -> Iterator[Sample]:
     for name, kind in _REQUESTS.items():
         yield f"master_{name}_requests_total", "counter", counts.get(kind, 0)
         yield f"master_{name}_failures_total", "counter", failed.get(name, 0)
+    copies = counters["copies"], sum(counters[name] for name in _COPIES), counters["copies_failed"]
+    for name, count in zip(("copy_start", "copy_end", "copy_revoke"), copies, strict=True):
+        yield f"master_{name}_requests_total", "counter", count
+        yield f"master_{name}_failures_total", "counter", 0
     for name in _NO_REQUESTS:
         yield f"master_{name}_requests_total", "counter", 0
         yield f"master_{name}_failures_total", "counter", 0
@@ -114,7 +146,7 @@ def _requests(service: Service) -> Iterator[Sample]:
         yield f"master_batch_{name}_failed_items_total", "counter", failed.get(name, 0)
         yield f"master_batch_{name}_partial_successes_total", "counter", 0
     yield "master_put_start_alloc_failures_total", "counter", counters["put_refused"]
-    yield "master_put_start_partial_allocations_total", "counter", counters["put_fewer_replicas"]
+    yield "master_put_start_partial_allocations_total", "counter", counters["put_thin"]
 
 
 def _eviction(service: Service) -> Iterator[Sample]:

@@ -176,6 +176,7 @@ def test_an_object_that_is_only_on_disk_is_read_on_demand() -> None:
     assert pool.start(A)[0].code == -705
     assert pool.start(B)[0].code == -705
     pool.read(item)
+    assert (pool.count("promotions_ended"), pool.count("promotion_bytes")) == (1, PAGE)
     (there,) = pool.get(A)
     assert (there.generation, there.checksum) == (item.generation, 7)
     assert pool.status().disk_only == 1

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
+from moonpool.compat.commands.rest_answers import body_of, done, error
+from moonpool.compat.commands.rest_segments import RestSegments
 from moonpool.compat.commands.signals import stop_event
 from moonpool.config_sources import read_file
 from moonpool.errors import ConfigError, MoonpoolError
@@ -109,15 +110,11 @@ async def _store(settings: dict[str, str], patience_s: float, stop: asyncio.Even
         return None
 
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-
 class Rest:
     """The paths, as Mooncake's service has them."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._mounted: list[str] = []
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -127,11 +124,7 @@ class Rest:
         app.router.add_get("/api/exist/{key}", self.exist)
         app.router.add_delete("/api/remove/{key}", self.remove)
         app.router.add_delete("/api/remove_all", self.remove_all)
-        app.router.add_post("/api/mount", self.mount)
-        app.router.add_post("/api/unmount", self.unmount)
-        app.router.add_post("/api/reconfigure", self.reconfigure)
-        for name in ("mount_shm", "unmount_shm", "unmount_local_disk"):
-            app.router.add_post(f"/api/{name}", self.not_here)
+        app.router.add_routes(RestSegments(self._store).routes())
         return app
 
     async def _call(self, name: str, *args: Any) -> Any:
@@ -139,95 +132,39 @@ class Rest:
 
     async def put(self, request: web.Request) -> web.Response:
         """``{"key": ..., "value": ...}``, both text."""
-        body = await _body(request)
+        body = await body_of(request)
         key, value = body.get("key"), body.get("value")
         if not isinstance(key, str) or not key or not isinstance(value, str):
-            return _error(400, "Missing key or value")
+            return error(400, "Missing key or value")
         code = await self._call("put", key, value.encode())
-        return _done() if code == 0 else _error(500, "PUT operation failed")
+        return done() if code == 0 else error(500, "PUT operation failed")
 
     async def get(self, request: web.Request) -> web.Response:
         """The bytes of a key, or 404."""
         value = await self._call("get", request.match_info["key"])
         if value == b"":
             there = await self._call("is_exist", request.match_info["key"])
-            return _error(500, "GET operation failed") if there else _error(404, "Key not found")
+            return error(500, "GET operation failed") if there else error(404, "Key not found")
         return web.Response(body=value, content_type="application/octet-stream")
 
     async def exist(self, request: web.Request) -> web.Response:
         """``{"exists": true}`` or false."""
         code = await self._call("is_exist", request.match_info["key"])
         if code < 0:
-            return _error(500, "Exist check failed")
+            return error(500, "Exist check failed")
         return web.json_response({"exists": code > 0})
 
     async def remove(self, request: web.Request) -> web.Response:
         """Remove a key that nobody leases."""
         code = await self._call("remove", request.match_info["key"])
-        return _done() if code == 0 else _error(500, "Remove operation failed")
+        return done() if code == 0 else error(500, "Remove operation failed")
 
     async def remove_all(self, request: web.Request) -> web.Response:
         """Remove all that nobody leases."""
         count = await self._call("remove_all")
         if count < 0:
-            return _error(500, "RemoveAll operation failed")
+            return error(500, "RemoveAll operation failed")
         return web.json_response({"status": f"success removed {count} keys"})
-
-    async def mount(self, request: web.Request) -> web.Response:
-        """Lend ``size`` bytes more."""
-        size = (await _body(request)).get("size")
-        if type(size) is not int or size <= 0:
-            return _error(400, "Invalid size, must be a positive integer")
-        found = await self._call("allocate_and_mount_segment", size)
-        if found["ret"]:
-            return _error(500, f"Allocate and mount failed, ret={found['ret']}")
-        names = ("segment_ids", "allocated_size")
-        self._mounted += found["segment_ids"]
-        return web.json_response({"status": "success", **{name: found[name] for name in names}})
-
-    async def unmount(self, request: web.Request) -> web.Response:
-        """Take ``segment_ids`` back; their objects go."""
-        body = await _body(request)
-        ids = body.get("segment_ids", [])
-        ids = [ids] if isinstance(ids, str) else ids
-        if not ids or not all(isinstance(each, str) for each in ids):
-            return _error(400, "Missing segment_ids")
-        code = await self._call("unmount_and_free_segment", ids)
-        if code:
-            return _error(500, f"Unmount and free failed, ret={code}")
-        self._mounted = [each for each in self._mounted if each not in ids]
-        return _done()
-
-    async def reconfigure(self, request: web.Request) -> web.Response:
-        """Take all mounted segments back (``prefill``); ``decode`` needs a path, which is not
-        lent here: see ``mount``."""
-        mode = (await _body(request)).get("mode")
-        if mode != "prefill":
-            return _error(400, "Invalid mode: a moonpool lends memory by /api/mount")
-        if self._mounted and await self._call("unmount_and_free_segment", self._mounted):
-            return _error(500, "Unmount failed")
-        self._mounted = []
-        return web.json_response({"status": "success", "mode": "prefill"})
-
-    async def not_here(self, request: web.Request) -> web.Response:
-        """What nodes do in a moonpool."""
-        return _error(501, f"{request.path}: nodes lend shared memory and disks (moonpool node)")
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        found = await request.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _done() -> web.Response:
-    return web.json_response({"status": "success"})
-
-
-def _error(status: int, text: str) -> web.Response:
-    return web.json_response({"error": text}, status=status)
 
 
 if __name__ == "__main__":
