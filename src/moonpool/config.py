@@ -313,6 +313,13 @@ class RouterConfig(RoleConfig):
         2048, v.number(0, 1 << 20), "so many tokens the decoding engine may prefill for itself"
     )
     prefill_timeout_s: float = _key(120.0, v.seconds, "how long a prefill may take")
+    record: str = _key(
+        "", v.text, "write a trace of what passes through here: lengths, times, keyed hashes"
+    )
+    record_key_file: str = _key(
+        "", v.text, "file with the hashes' secret, 16 bytes or more; empty: a new one"
+    )
+    record_size: int = _key(1 << 30, v.size, "how large the trace may grow")
 
 
 ROLES: dict[str, type[RoleConfig]] = {

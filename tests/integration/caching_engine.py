@@ -39,6 +39,7 @@ class CachingEngine:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[CachingEngine]:
         app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._answer)
@@ -51,13 +52,17 @@ class CachingEngine:
         finally:
             await runner.cleanup()
 
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": "caching", "object": "model", "max_model_len": 100_000}
         return web.json_response({"object": "list", "data": [card]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        facts = f'block_size="{BLOCK}",num_gpu_blocks="1000",prefix_caching_hash_algo="sha256"'
         lines = [
-            f'vllm:cache_config_info{{block_size="{BLOCK}"}} 1.0',
+            f"vllm:cache_config_info{{{facts}}} 1.0",
             f'vllm:prefix_cache_queries_total{{engine="0"}} {self._queries}',
             f'vllm:prefix_cache_hits_total{{engine="0"}} {self._own_hits}',
             f'vllm:external_prefix_cache_hits_total{{engine="0"}} {self._pool_hits}',

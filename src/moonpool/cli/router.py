@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
         # Unlike other roles it can read its configuration again.
         file = flags.pop("config", None)
         given = {key: value for key, value in flags.items() if value not in (None, [])}
-        _run(lambda: load(RouterConfig, file=file, flags=given), file)
+        run(lambda: load(RouterConfig, file=file, flags=given), file)
 
     command.__signature__ = flags.__signature__  # type: ignore[attr-defined]
     command.__annotations__ = flags.__annotations__
@@ -61,7 +61,8 @@ def register(app: typer.Typer) -> None:
     app.command("router", cls=RouterCommand)(command)
 
 
-def _run(read: Callable[[], RouterConfig], file: Path | None) -> None:
+def run(read: Callable[[], RouterConfig], file: Path | None) -> None:
+    """Serve until a signal comes. read: the configuration; file: where it may change."""
     from moonpool.router.build import front_of, members_of
     from moonpool.router.service import Reloader, listen, serve_until_signal
 

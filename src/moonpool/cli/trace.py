@@ -152,6 +152,42 @@ def synth(
     _write(groups_of(sessions, seed, out_block), out, Numbers(), out_block)
 
 
+@group.command("record")
+@reports_errors
+def record(
+    out: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
+    instance: Annotated[
+        list[str], typer.Option(help="An engine, or what stands before it.", metavar="URL")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[str, typer.Option(help="Port; 0 lets the system choose.")] = "",
+    policy: Annotated[str, typer.Option(help="The router's.")] = "prefix",
+    tokenizer: Annotated[
+        str, typer.Option(help="Where token ids come from; see moonpool router.")
+    ] = "auto",
+    key_file: Annotated[
+        str, typer.Option(help="Secret of the hashes, 16 bytes or more; else a new one.")
+    ] = "",
+    size: Annotated[str, typer.Option(help="How large the file may grow.")] = "1GB",
+) -> None:
+    """Run a router that writes a trace of what passes through it: lengths, times, keyed hashes.
+
+    moonpool router --record FILE does the same with all of the router's settings.
+    """
+    from moonpool.cli.router import run
+    from moonpool.config import RouterConfig, load
+    from moonpool.errors import ConfigError
+
+    if out.exists():
+        raise ConfigError(f"out: {out} exists; allowed: a new file")
+    flags: dict[str, Any] = {
+        "backends": instance, "host": host, "policy": policy, "tokenizer": tokenizer,
+        "record": str(out), "record_key_file": key_file, "record_size": size,
+        **({"port": port} if port else {}),
+    }  # fmt: skip
+    run(lambda: load(RouterConfig, flags=flags), None)
+
+
 def _problems(strict: bool) -> Problems:
     from moonpool.workload.traces import Problems
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moonpool.config import RouterConfig
 from moonpool.errors import ConfigError
-from moonpool.router import policy, subscribe
+from moonpool.router import policy, record, subscribe
 from moonpool.router.admission import Limits
 from moonpool.router.blockhash import hash_function
 from moonpool.router.blocks import TEXT, BlockPrompts
@@ -27,6 +27,7 @@ ADMIN_VARIABLE = "ADMIN_API_KEY"
 FIXED = (
     "host", "port", "timeout_s", "discovery", "tokenizer", "hash_algorithm", "hash_seed",
     "block_tokens", "kv_events", "master", "pool_namespace", "object_tokens",
+    "record", "record_key_file", "record_size",
 )  # fmt: skip
 
 log = logging.getLogger("moonpool.router")
@@ -62,8 +63,11 @@ def front_of(config: RouterConfig) -> Front:
     index = PrefixIndex()
     chosen = policy.create(config.policy, index)
     front = Front(members, chosen, options=options_of(config), index=index)
-    if chosen.needs_prompt:
+    if chosen.needs_prompt or config.record:
         _add_knowledge(front, config)
+    if config.record:
+        key = record.key_of(config.record_key_file)
+        front.recorder = record.Recorder(Path(config.record), key, config.record_size)
     source = source_of(config.discovery)
     if source is not None:
         name = source.name

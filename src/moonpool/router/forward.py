@@ -188,6 +188,8 @@ class Forwarder:
             prefill = split.prefill if split is not None else None
             relay = Relay(request, upstream, prefill, self.metrics, self.options.write_timeout_s)
             answer = await relay.run(first, instance.url)
+            if routed.counted is not None and answer.status == 200 and relay.whole:
+                routed.counted(relay.usage, relay.events)
             if relay.usage is not None:
                 self.knowledge.learn(routed.prompt, relay.usage)
             return answer

@@ -25,6 +25,7 @@ from moonpool.router.openai import BadRequest, Fields, error_response, priority_
 from moonpool.router.options import Options
 from moonpool.router.policy import Policy, RoundRobin, policy_name
 from moonpool.router.prompt import RoutedRequest
+from moonpool.router.record import Passing, Recorder
 from moonpool.router.responses import Responses
 
 READ = ("/v1/models", "/v1/models/{model}")
@@ -41,6 +42,8 @@ PROXIED = (
     "/tokenize",
 )
 BACKGROUND_STOP_S = 2.0
+# What a trace is made of.
+RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
 # Requests whose bodies are being read, beside those in flight or waiting.
 READING_MAX = 1024
 # All bodies together may be so many times as large as one.
@@ -84,6 +87,7 @@ class Front:
         self.health = Health(self.members, self.metrics, clock, self.forward.identity)
         self.responses = Responses()
         self.events: EventsState | None = None
+        self.recorder: Recorder | None = None
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._clock = clock
         self._open = self._held = 0
@@ -159,6 +163,8 @@ class Front:
             task.cancel()
         await asyncio.wait(tasks, timeout=BACKGROUND_STOP_S)
         await self.forward.http.close()
+        if self.recorder is not None:
+            await asyncio.to_thread(self.recorder.close)
 
     async def _check_health(self) -> None:
         while self.options.health_s:
@@ -205,8 +211,10 @@ class Front:
             return error_response(str(error), 429, {"Retry-After": str(error.retry_after_s)})
         began = routed.ready_s = self._clock()
         served_s: float | None = None
+        passing: Passing | None = None
         try:
             await self._inform(routed)
+            passing = self._record(routed)
             answer = await self.forward.answer(request, routed)
             served_s = self._clock() - began
             return answer
@@ -218,6 +226,8 @@ class Front:
             self.metrics.disconnects.inc()
             raise
         finally:
+            if passing is not None and self.recorder is not None:
+                self.recorder.ended(passing)
             self.admission.leave(entry, served_s)
             self.metrics.in_flight.set(self.admission.in_flight)
 
@@ -243,10 +253,19 @@ class Front:
             routed.session = fields.text("prompt_cache_key") or fields.text("user")
         if not routed.session and self.policy.needs_session:
             routed.session = text.session_of(path, fields)
-        if self.policy.needs_prompt:
+        if self.policy.needs_prompt or self.recorder is not None:
             routed.prompt = await self.knowledge.prompt(path, fields)
         if self.policy.needs_pool:
             await self.knowledge.ask_pool(routed)
+
+    def _record(self, routed: RoutedRequest) -> Passing | None:
+        """Let the recorder know of a request, if there is one and the request has a prompt."""
+        if self.recorder is None or routed.path.partition("?")[0] not in RECORDED:
+            return None
+        recorder, prompt = self.recorder, routed.prompt
+        entry = recorder.arrived(routed.session, self._clock() - routed.arrived_s)
+        routed.counted = lambda usage, events: recorder.answered(entry, prompt, usage, events)
+        return entry
 
     async def _body(self, request: web.Request, held: list[int]) -> bytes:
         most = self.options.body_bytes

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from moonpool.router.instance import Instance
+    from moonpool.router.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class RoutedRequest:
     session: names the conversation, "" where nothing does. pool_tokens: the prompt's head that
     the pool has; pool_hosts: the same by the address of the host that has it, where that is
     known. ready_s: when it was its turn. home: the instance that must serve it, where only one
-    can; made: takes an answer's first bytes and who gave it.
+    can; made: takes an answer's first bytes and who gave it. counted: takes what was counted of a
+    whole answer, and how many events it had.
     """
 
     path: str
@@ -54,3 +56,4 @@ class RoutedRequest:
     fields: Any = field(default=None, repr=False)
     home: Instance | None = None
     made: Callable[[bytes, Instance], None] | None = None
+    counted: Callable[[Usage | None, int], None] | None = None

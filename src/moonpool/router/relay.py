@@ -23,7 +23,8 @@ SSE = "text/event-stream"
 
 
 class Relay:
-    """One answer. ``usage`` is what the engine counted, once the answer has come to its end.
+    """One answer. ``usage`` is what the engine counted, once the answer has come to its end;
+    ``events`` how many events it was streamed in, ``whole`` whether its end has come.
 
     prefill: the prompt's, where it was computed elsewhere; its cached tokens are those that count.
     write_timeout_s: how long the client may leave the answer unread.
@@ -38,6 +39,8 @@ class Relay:
         write_timeout_s: float,
     ) -> None:
         self.usage: Usage | None = None
+        self.events = 0
+        self.whole = False
         self._request, self._upstream = request, upstream
         self._metrics, self._write_timeout_s = metrics, write_timeout_s
         readable = upstream.headers.get("Content-Encoding", "identity") == "identity"
@@ -76,6 +79,7 @@ class Relay:
                 return self._response
         with contextlib.suppress(ConnectionResetError):
             await self._response.write_eof()
+        self.events, self.whole = tail.events, True
         self.usage = tail.usage() if self._upstream.status == 200 else None
         return self._response
 
