@@ -172,6 +172,8 @@ class LoadPlanner:
         if corrupt:
             # Of all parts and shards: which of a worker's shards it was is not said.
             self._remove([key for key in keys if key[-DIGEST_BYTES:] in corrupt])
+            for part in self._keys.parts:
+                self._known.forget([objects.mark(one, part.number) for one in corrupt], now)
         tracker = trackers.get(done.request_id)
         if tracker is None or tracker.generation != done.generation:
             return

@@ -42,10 +42,13 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Findings]:
             "TEST_NODE_PID": str(node.process.pid),
             "TEST_SEGMENTS": str(node.segment_dir),
         }
-        return {name: _run(name, model, folder, facts) for name in ("plain", "small", "stranger")}
+        groups = ("plain", "small", "stranger")
+        return {name: run_module("scenarios", [name, str(model)], folder, facts) for name in groups}
 
 
-def _run(name: str, model: Path, folder: Path, facts: dict[str, str]) -> Findings:
+def run_module(module: str, arguments: list[str], folder: Path, facts: dict[str, str]) -> Findings:
+    """Run a module of this package in a process of its own; return what it found."""
+    name = f"{module}-{arguments[0].rpartition('/')[2]}"
     output, log = folder / f"{name}.json", folder / f"{name}.log"
     env = environment() | {"PYTHONPATH": str(ROOT)} | facts
     env.pop("PYTHONHASHSEED", None)
@@ -53,7 +56,7 @@ def _run(name: str, model: Path, folder: Path, facts: dict[str, str]) -> Finding
         env["PYTHONHASHSEED"] = "0"
     with log.open("w") as file:
         ended = subprocess.run(
-            [sys.executable, "-m", "tests.e2e.vllm.scenarios", name, str(model), str(output)],
+            [sys.executable, "-m", f"tests.e2e.vllm.{module}", *arguments, str(output)],
             cwd=ROOT,
             env=env,
             stdout=file,
