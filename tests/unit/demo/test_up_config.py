@@ -6,6 +6,7 @@ import pytest
 
 from moonpool.config import NodeConfig, load
 from moonpool.demo.up_config import UpConfig
+from moonpool.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,9 @@ def test_where_and_how_much(text: str, disk: dict[str, object]) -> None:
 def test_how_long_the_end_may_take_is_the_nodes() -> None:
     found = load(UpConfig, flags={"ssd": "/nvme/pool", "ssd_save_s": "120"}, env={}).disk()
     assert found == {"ssd": "/nvme/pool", "ssd_save_s": 120.0}
+
+
+def test_a_split_needs_the_pool() -> None:
+    with pytest.raises(ConfigError, match="alone"):
+        load(UpConfig, flags={"alone": True, "prefill": 1, "decode": 1}, env={})
+    assert load(UpConfig, flags={"alone": True}, env={}).alone

@@ -32,26 +32,28 @@ Counts = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one /metrics page says. block_tokens: 0 where it does not."""
+    """What one /metrics page says. block_tokens, kv_blocks: 0 where it does not."""
 
     counts: Counts
     block_tokens: int = 0
+    kv_blocks: int = 0
 
 
 def parse(text: str, prefixes: Sequence[str]) -> Page:
     """Return the counters whose names begin so; raise ValueError for what is no such page."""
     counts: dict[str, float] = {}
-    block_tokens = 0
+    shape = {"block_size": 0, "num_gpu_blocks": 0}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == BLOCK_INFO and sample.labels.get("block_size", "").isdigit():
-                block_tokens = int(sample.labels["block_size"])
+            if sample.name == BLOCK_INFO:
+                said = {name: sample.labels.get(name, "") for name in shape}
+                shape |= {name: int(text) for name, text in said.items() if text.isdecimal()}
             if not sample.name.endswith("_total") or not sample.name.startswith(tuple(prefixes)):
                 continue
             kind = sample.labels.get("source") or sample.labels.get("kind") or ""
             name = f"{sample.name}{{{kind}}}" if kind else sample.name
             counts[name] = counts.get(name, 0.0) + sample.value
-    return Page(counts, block_tokens)
+    return Page(counts, shape["block_size"], shape["num_gpu_blocks"])
 
 
 async def page_of(

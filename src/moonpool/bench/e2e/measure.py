@@ -40,7 +40,8 @@ class WarmUpError(MoonpoolError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to. engines and pools: what each counted in between, None where not told."""
+    """What a run came to. engines and pools: what each counted in between, None where not told.
+    pages: what engines said at the end."""
 
     ended: str
     records: list[Record]
@@ -49,6 +50,7 @@ class Outcome:
     engine_block_tokens: int
     engines: dict[str, Counts | None]
     pools: dict[str, Counts | None]
+    pages: dict[str, Page | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ async def measure(
         block_tokens,
         engines,
         _grown(sources.pools, pools_before, pools_after),
+        dict(zip(sources.engines, after, strict=True)),
     )
 
 

@@ -48,11 +48,21 @@ def as_json(outcome: Outcome, options: Options, selection: Selection, about: Abo
             },
             "figures": asdict(outcome.summary) | {"miss": _miss(outcome)},
             "hits": _hits(outcome),
-            "engines": [{"url": url, "counters": each} for url, each in outcome.engines.items()],
+            "engines": [_engine(url, outcome) for url in outcome.engines],
             "pools": [{"url": url, "counters": each} for url, each in outcome.pools.items()],
             "requests": [_request(each) for each in outcome.records],
         }
     )
+
+
+def _engine(url: str, outcome: Outcome) -> dict[str, Any]:
+    page = outcome.pages[url]
+    return {
+        "url": url,
+        "block_tokens": page.block_tokens if page else None,
+        "kv_blocks": page.kv_blocks if page else None,
+        "counters": outcome.engines[url],
+    }
 
 
 def _hits(outcome: Outcome) -> dict[str, Any]:

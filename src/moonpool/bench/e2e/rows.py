@@ -7,6 +7,8 @@ from typing import Any
 TIMES = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
 SHOWN = ("mean", "p50", "p90", "p95", "p99", "max")
 
+OWN_HITS = "vllm:moonpool_hit_tokens_total"
+
 Row = tuple[str, str]
 
 
@@ -58,12 +60,24 @@ def hit_rows(found: Any) -> list[list[str]]:
     return [
         ["engines' own cache (HBM)", amount(hits["hbm"]), percent(hits["hbm_rate"])],
         ["pool", amount(hits["pool"]), percent(hits["pool_rate"])],
+        *_own_count(found),
         ["recomputed", amount(hits["recomputed"]), percent(hits["recomputed_rate"])],
         ["hit, by the counters", amount(hit), percent(hits["hit_rate"])],
         ["hit, by the answers", amount(hits["cached"]), percent(hits["answers_hit_rate"])],
         ["ideal: one cache that forgets nothing", amount(hits["ideal"]),
          percent(hits["ideal_rate"])],
     ]  # fmt: skip
+
+
+def _own_count(found: Any) -> list[list[str]]:
+    """Return what moonpool's connectors count, where there are any."""
+    told = [each["counters"] or {} for each in found["engines"]]
+    tokens = [each[OWN_HITS] for each in told if OWN_HITS in each]
+    if not tokens:
+        return []
+    queries = found["hits"]["queries"]
+    share = sum(tokens) / queries if queries else None
+    return [["pool, by moonpool's connectors", amount(sum(tokens)), percent(share)]]
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
