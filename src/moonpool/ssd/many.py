@@ -15,8 +15,8 @@ from moonpool.ssd.handles import Handle, Handles
 from moonpool.ssd.reading import Call
 from moonpool.ssd.volume import Buffer, VolumeError
 
-DEPTH: Final = 24
-"""Calls under way of each thread."""
+DEPTH: Final = 64
+"""Calls under way of each thread: enough for the disk while another thread holds the interpreter."""
 
 _log = logging.getLogger(__name__)
 
