@@ -16,7 +16,7 @@ from moonpool.ssd.reading import Call
 from moonpool.ssd.volume import Buffer, VolumeError
 
 DEPTH: Final = 64
-"""Calls under way of each thread: enough for the disk while another thread holds the interpreter."""
+"""Calls under way of each thread: enough for the disk while another one holds the interpreter."""
 
 _log = logging.getLogger(__name__)
 
