@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from moonpool.bench.e2e.fetch import NO_ANSWER, fetch
 from moonpool.bench.e2e.record import Record
 
 PAGE_S = 10.0
-PAGE_BYTES_MAX = 16 << 20
 SETTLE_S, SETTLED_MAX_S = 0.3, 5.0
 ENGINE_PREFIXES = (
     "vllm:prefix_cache_",
@@ -61,17 +61,9 @@ async def page_of(
 ) -> Page | None:
     """Return what the server at ``url`` counts; None where it does not tell."""
     try:
-        timeout = aiohttp.ClientTimeout(total=PAGE_S)
-        async with http.get(f"{url}/metrics", timeout=timeout) as response:
-            if response.status != 200:
-                return None
-            data = b""
-            async for part in response.content.iter_any():
-                data += part
-                if len(data) > PAGE_BYTES_MAX:
-                    return None
-        return parse(data.decode(errors="replace"), prefixes)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        text = (await fetch(http, f"{url}/metrics", PAGE_S)).decode(errors="replace")
+        return parse(text, prefixes)
+    except NO_ANSWER:
         return None
 
 

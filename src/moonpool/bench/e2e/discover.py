@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
+from moonpool.bench.e2e.fetch import NO_ANSWER, fetch
 from moonpool.bench.e2e.options import base_url
 from moonpool.errors import ConfigError
 
@@ -49,8 +50,8 @@ class Served:
 async def served(http: aiohttp.ClientSession, url: str, model: str = "") -> Served:
     """Return the endpoint's model of that name, or its only one; raise ConfigError."""
     try:
-        cards = msgspec.json.decode(await _get(http, f"{url}/v1/models"), type=_Cards).data
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        cards = msgspec.json.decode(await fetch(http, f"{url}/v1/models", ASK_S), type=_Cards).data
+    except NO_ANSWER as error:
         reason = str(error) or type(error).__name__
         raise ConfigError(
             f"endpoint: {url} does not say at /v1/models what it serves ({reason})"
@@ -79,16 +80,11 @@ async def engines_behind(http: aiohttp.ClientSession, urls: Sequence[str]) -> li
     found: dict[str, None] = {}
     for url in urls:
         behind: list[str] = []
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            health = msgspec.json.decode(await _get(http, f"{url}/health") or b"{}", type=_Health)
+        with contextlib.suppress(*NO_ANSWER):
+            health = msgspec.json.decode(
+                await fetch(http, f"{url}/health", ASK_S) or b"{}", type=_Health
+            )
             with contextlib.suppress(ConfigError):
                 behind = [base_url(each.url) for each in health.instances]
         found |= dict.fromkeys(behind or [url])
     return list(found)
-
-
-async def _get(http: aiohttp.ClientSession, url: str) -> bytes:
-    timeout = aiohttp.ClientTimeout(total=ASK_S)
-    async with http.get(url, timeout=timeout) as response:
-        response.raise_for_status()
-        return await response.read()

@@ -64,15 +64,16 @@ def body_of(model: str, prompt: list[int], output_tokens: int, *, plain: bool) -
 
 
 class Answer:
-    """Reads the server-sent events of one answer. ``token_s``: when each token came."""
+    """Reads the server-sent events of one answer. ``token_s``: when each token came; more than
+    ``most_tokens`` of them are no answer."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], most_tokens: int) -> None:
         self.token_s: list[float] = []
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self._counted: int | None = None
         self._done = False
-        self._clock = clock
+        self._clock, self._most_tokens = clock, most_tokens
 
     @property
     def output_tokens(self) -> int:
@@ -112,6 +113,8 @@ class Answer:
         else:
             # The last event of an answer may only say that it ends.
             new = sum(bool(each.text) or each.finish_reason is None for each in chunk.choices)
+        if len(self.token_s) + new > self._most_tokens:
+            raise AnswerError("garbage", f"more than {self._most_tokens} tokens")
         if new > 0:
             self.token_s += [self._clock()] * new
 
