@@ -135,11 +135,12 @@ def test_hosts_that_write_and_that_read(master: Master, tmp_path: Path) -> None:
     """More than the pool holds goes through it: readers remove what they have read."""
     same = ("--run", "hosts", "--writers", 3, "--readers", 2, "--objects", 40, "--size", "1MB",
             "--batch", 4, "--ahead", 2, "--wait", END_S)  # fmt: skip
-    roles = [("write", "1/2"), ("write", "2/2"), ("read", "1/1")]
+    # The readers take another way than the writers.
+    roles = [("write", "1/2", "shm"), ("write", "2/2", "shm"), ("read", "1/1", "tcp")]
     files = [tmp_path / f"{n}.json" for n in range(3)]
     hosts = [
-        _start(master, *same, "--role", role, "--part", part, "--json", file)
-        for (role, part), file in zip(roles, files, strict=True)
+        _start(master, *same, "--role", role, "--part", part, "--transport", way, "--json", file)
+        for (role, part, way), file in zip(roles, files, strict=True)
     ]
     said = [host.communicate(timeout=END_S) for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0, 0], said
@@ -183,6 +184,7 @@ def test_ctrl_c_says_what_was_done(master: Master, tmp_path: Path) -> None:
         (["--size", "big"], "size: 'big'"),
         (["--size", "1GB", "--batch", "1000"], "too much for a call"),
         (["--json", "/nowhere/file"], "json: /nowhere/file"),
+        (["--transport", "pigeon"], "pigeon"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:

@@ -26,7 +26,14 @@ STARTING_MAX = 16
 class Run:
     """What there is of a run so far; ``counts`` by role and number."""
 
-    def __init__(self, plan: Plan, share: Share, master: str, tell: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        share: Share,
+        master: str,
+        tell: Callable[[], None],
+        transports: Sequence[str] = ("shm", "tcp"),
+    ) -> None:
         self.plan, self.share = plan, share
         self.counts = {
             each: Counts(*each, ended="it did not start") for each in share.processes(plan)
@@ -34,6 +41,7 @@ class Run:
         self.ended = "complete"
         self.wall_s = 0.0
         self._master, self._tell = master, tell
+        self.transports = tuple(transports)
         self._children: list[asyncio.subprocess.Process] = []
         self._starting = asyncio.Semaphore(STARTING_MAX)
 
@@ -94,7 +102,7 @@ class Run:
                 start_new_session=True,
             )
         self._children.append(child)
-        order = Order(self.plan, role, number, self._master)
+        order = Order(self.plan, role, number, self._master, self.transports)
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
@@ -121,6 +129,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "wall_s": run.wall_s,
         "plan": msgspec.to_builtins(run.plan),
         "share": msgspec.to_builtins(run.share),
+        "transports": list(run.transports),
         **{role: _role(run, role) for role in (WRITE, READ)},
     }
 

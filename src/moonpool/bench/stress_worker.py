@@ -27,12 +27,13 @@ SHOWN_MAX = 5
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a process is to do. master: as Store.connect takes it."""
+    """What a process is to do. master, transports: as Store.connect takes them."""
 
     plan: Plan
     role: str
     number: int
     master: str
+    transports: tuple[str, ...] = ("shm", "tcp")
 
 
 class Counts(msgspec.Struct):
@@ -233,7 +234,7 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
     name = f"stress-{order.role}-{order.number}"
-    with Store.connect(order.master, name=name) as store:
+    with Store.connect(order.master, name=name, transports=order.transports) as store:
         worker = Worker(order, store, tell)
         # Whoever is at the terminal ends all of the run's processes, which say what they have done.
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -51,6 +51,9 @@ def stress(
     put_timeout: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Longest wait of a put for space, seconds.")
     ] = 30.0,
+    transport: Annotated[
+        list[str] | None, typer.Option(help="Ways to move bytes, the best first.", metavar="NAME")
+    ] = None,
     limit: Annotated[
         float, typer.Option(min=0.0, max=1e7, help="Longest run, seconds; 0: until all is done.")
     ] = 0.0,
@@ -82,10 +85,12 @@ def stress(
     )  # fmt: skip
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"json: {json_file} cannot be written; allowed: a file")
-    _run(plan, share, master, json_file)
+    _run(plan, share, master, transport or ["shm", "tcp"], json_file)
 
 
-def _run(plan: Plan, share: Share, master: str, json_file: Path | None) -> None:
+def _run(
+    plan: Plan, share: Share, master: str, transports: list[str], json_file: Path | None
+) -> None:
     from moonpool.bench.stress_run import as_json
     from moonpool.cli.interrupt import run_until_signal
     from moonpool.client.store import Store
@@ -93,8 +98,8 @@ def _run(plan: Plan, share: Share, master: str, json_file: Path | None) -> None:
 
     address = resolve_master(master or None)
     # Whether there is a pool is better said once than by every process.
-    Store.connect(address, name="stress").close()
-    found = as_json(run_until_signal(_shown(plan, share, address)))
+    Store.connect(address, name="stress", transports=transports).close()
+    found = as_json(run_until_signal(_shown(plan, share, address, transports)))
     if json_file is not None:
         _write(json_file, found)
     _print(found)
@@ -104,7 +109,7 @@ def _run(plan: Plan, share: Share, master: str, json_file: Path | None) -> None:
         raise typer.Exit(NOT_WELL)
 
 
-async def _shown(plan: Plan, share: Share, master: str) -> Any:
+async def _shown(plan: Plan, share: Share, master: str, transports: list[str]) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -112,7 +117,9 @@ async def _shown(plan: Plan, share: Share, master: str) -> Any:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        run = Run(plan, share, master, lambda: progress.update(bar, completed=run.objects))
+        run = Run(
+            plan, share, master, lambda: progress.update(bar, completed=run.objects), transports
+        )
         bar = progress.add_task(f"run {plan.run}", total=run.expected())
         await run.run()
     return run
