@@ -73,6 +73,11 @@ class MasterConfig(RoleConfig):
         v.one_of("lru", "leaf-lru", "s3fifo", "arc", "cost"),
         "what goes first when room is needed",
     )
+    tenant_quotas: str = _key(
+        "",
+        v.text,
+        "YAML file of the Mooncake API's tenants with their quotas, or memory: only those may put",
+    )
     put_timeout_s: float = _key(30.0, v.seconds, "a put that was not ended is given up after this")
     kv_lease_s: float = _key(
         10.0, v.seconds, "how long clients of the Mooncake API lease what they read or ask for"

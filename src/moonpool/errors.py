@@ -109,6 +109,18 @@ class ReplicaNotFoundError(MoonpoolError):
     code = -710
 
 
+class TenantQuotaError(MoonpoolError):
+    """A tenant's memory is full of what it reads or has pinned."""
+
+    code = -1700
+
+
+class TenantNotRegisteredError(MoonpoolError):
+    """A tenant that the master does not know wants to put."""
+
+    code = -1701
+
+
 class LeaseExpiredError(MoonpoolError):
     """A transfer outlived its lease; its bytes were thrown away."""
 
@@ -178,6 +190,9 @@ _BY_CODE: dict[int, type[MoonpoolError]] = {
         AlreadyExistsError,
         LeasedError,
         LeaseExpiredError,
+        ReplicaNotFoundError,
+        TenantQuotaError,
+        TenantNotRegisteredError,
         TransferError,
         ChecksumError,
         MasterUnreachableError,

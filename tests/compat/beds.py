@@ -112,6 +112,7 @@ class Bed:
     owner: Worker | None = None
     worker: Worker | None = None
     daemon: Daemon | None = None
+    admin: str = ""
 
     def run(self, case: str, **arguments: Any) -> Any:
         """Run a case; see Worker.run."""
@@ -139,22 +140,23 @@ class Bed:
 
 
 @contextlib.contextmanager
-def moonpool_bed(folder: Path, lease_ms: int) -> Iterator[Bed]:
-    """Run moonpool's master and its own ``mooncake`` package."""
+def moonpool_bed(folder: Path, lease_ms: int, **keys: object) -> Iterator[Bed]:
+    """Run moonpool's master and its own ``mooncake`` package. ``keys``: of its configuration."""
     env = {**environment(), "PYTHONPATH": str(SHIM), "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         daemon = Daemon("master", folder, host="127.0.0.1", port=0, http_port=0)
-        daemon.keys["kv_lease_s"] = lease_ms / 1000
+        daemon.keys |= {"kv_lease_s": lease_ms / 1000, **keys}
         master = stack.enter_context(daemon)
         bed = Bed(sys.executable, env, folder, f"127.0.0.1:{master.ready['port']}")
         bed.daemon = daemon
+        bed.admin = f"http://127.0.0.1:{master.ready['http_port']}"
         stack.callback(bed.close)
         yield bed
 
 
 @contextlib.contextmanager
-def mooncake_bed(folder: Path, lease_ms: int) -> Iterator[Bed]:
-    """Run the wheel's master and the wheel."""
+def mooncake_bed(folder: Path, lease_ms: int, *more: str) -> Iterator[Bed]:
+    """Run the wheel's master, with more flags, and the wheel."""
     kept = {k: v for k, v in environment().items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env = {**kept, "GLOG_minloglevel": "2", "MC_YLT_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"}
     where = "import mooncake; print(list(mooncake.__path__)[0])"
@@ -164,7 +166,7 @@ def mooncake_bed(folder: Path, lease_ms: int) -> Iterator[Bed]:
     with ExitStack() as stack:
         log = stack.enter_context((folder / "master.log").open("wb"))
         master = subprocess.Popen(
-            [Path(found.stdout.strip()) / "mooncake_master", *flags],
+            [Path(found.stdout.strip()) / "mooncake_master", *flags, *more],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -173,7 +175,7 @@ def mooncake_bed(folder: Path, lease_ms: int) -> Iterator[Bed]:
         stack.callback(master.wait)
         stack.callback(master.kill)
         until_open(port)
-        bed = Bed(REAL, env, folder, f"127.0.0.1:{port}")
+        bed = Bed(REAL, env, folder, f"127.0.0.1:{port}", admin=f"http://127.0.0.1:{metrics}")
         stack.callback(bed.close)
         yield bed
 

@@ -21,6 +21,7 @@ from moonpool.core.messages import (
     Hold,
     Located,
     Matched,
+    RemoveAll,
     Replicate,
 )
 from moonpool.errors import NotSupportedError
@@ -96,6 +97,11 @@ class Looking:
         """Return where the objects of packed keys are, and lease those that are there."""
         reply = expect(Got, self._channel.call(Get([*keys], lease, ttl_s)))
         return [*as_many(reply.objects, len(keys))]
+
+    def remove_all(self, start: bytes, *, force: bool) -> int:
+        """Remove the objects whose packed keys begin so; return how many. Leased ones stay unless
+        forced."""
+        return expect(Matched, self._channel.call(RemoveAll(start, force))).count
 
     def replicate(self, key: bytes, node: str, source: str = "") -> int:
         """Have an object copied to a node, or moved there from one. Return 0 when it is done, -703

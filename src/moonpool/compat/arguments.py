@@ -17,7 +17,7 @@ from moonpool.compat.casting import (
 )
 from moonpool.compat.codes import INTERNAL, INVALID
 from moonpool.compat.connected import Setup
-from moonpool.compat.keys import DEFAULT_TENANT
+from moonpool.core.tenants import DEFAULT_TENANT
 
 SETUP = (
     Parameter("local_hostname", text),

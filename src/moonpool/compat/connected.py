@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from moonpool import config
 from moonpool.client.store import Store
 from moonpool.compat.casting import U64_MAX
-from moonpool.compat.keys import DEFAULT_TENANT, KeySpace
+from moonpool.compat.keys import KeySpace
 from moonpool.compat.leases import Leases
 from moonpool.compat.lending import Lent, lend, pick_name
 from moonpool.compat.replicate import ReplicateConfig, preferences
+from moonpool.core.tenants import DEFAULT_TENANT
 from moonpool.errors import MasterUnreachableError, MoonpoolError
 
 PUT_TIMEOUT_S = 0.25

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 
 from moonpool.core.keys import KEY_BYTES_MAX
+from moonpool.core.tenants import DEFAULT_TENANT, namespace_of
 
-DEFAULT_TENANT = "default"
 _CUT = KEY_BYTES_MAX - 65
 _GROUP_MAX = 512
 
@@ -16,9 +16,7 @@ class KeySpace:
     """The keys of one tenant; the default one's are those that ``moonpool put`` names."""
 
     def __init__(self, tenant: str = DEFAULT_TENANT) -> None:
-        space = b""
-        if tenant not in ("", DEFAULT_TENANT):
-            space = b"t" + hashlib.sha256(tenant.encode("utf-8", "surrogateescape")).digest()[:16]
+        space = namespace_of(tenant)
         self.namespace = space
         self.start = bytes((len(space),)) + space
 

@@ -92,11 +92,7 @@ class Looking(Base):
         if connected is None:
             return INVALID
         try:
-            if not connected.keys.namespace:
-                return connected.store.remove_all(force=force)
-            listed = connected.store.list(namespace=connected.keys.namespace)
-            keys = [each.key for each in listed]
-            return connected.store.remove_batch(keys, force).count(OK)
+            return connected.store.looking.remove_all(connected.keys.start, force=force)
         except MoonpoolError as error:
             return code_of(error)
 

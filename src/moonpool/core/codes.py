@@ -14,4 +14,6 @@ NOT_FOUND = errors.NotFoundError.code
 EXISTS = errors.AlreadyExistsError.code
 NO_REPLICA = errors.ReplicaNotFoundError.code
 LEASED = errors.LeasedError.code
+TENANT_QUOTA = errors.TenantQuotaError.code
+NO_TENANT = errors.TenantNotRegisteredError.code
 PIN_QUOTA = errors.PinQuotaError.code

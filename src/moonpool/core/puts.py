@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 
-from moonpool.core import codes, copying, offload, pins
+from moonpool.core import admission, codes, copying, offload, pins
 from moonpool.core.checks import SIZE_MAX, U64_MAX, is_packed, space_needed
 from moonpool.core.copies import is_tagged
 from moonpool.core.groups import GROUP_BYTES_MAX
@@ -100,6 +100,8 @@ class _Starter:
             if found is not None:
                 self.put_again(found)
             return _EXISTS
+        if state.tenants.on and (refused := admission.admit(state, key, size)):
+            return Grant(refused)
         if self.request.pinned and not pins.fits(state, size):
             state.counters["pins_refused"] += 1
             return _PIN_QUOTA
@@ -169,6 +171,8 @@ class _Starter:
         add_put(state, put)
         if put.pinned:
             state.pins.begin(generation, put.size)
+        if state.tenants.on:
+            state.tenants.begin(generation, put.key, put.size)
         state.in_progress[put.key] = put
         state.put_queue.append(put)
         return Grant(codes.OK, generation, capacity, slots)

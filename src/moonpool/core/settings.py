@@ -34,6 +34,8 @@ class MasterConfig:
     """Share of the pool's bytes that may be pinned for good."""
     evict_soft_pinned: bool = True
     """Whether eviction may take soft-pinned objects where nothing else is left."""
+    tenants: bool = False
+    """Whether only registered tenants of the Mooncake API may put, each within its quota."""
     eviction: str = DEFAULT
     """The policy that says what goes first: one of POLICIES."""
     leases_per_peer_max: int = 65_536

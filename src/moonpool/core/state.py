@@ -27,6 +27,7 @@ from moonpool.core.segments import Put, Segments
 from moonpool.core.sessions import Sessions
 from moonpool.core.settings import MasterConfig
 from moonpool.core.soft import SoftPins
+from moonpool.core.tenants import Tenants
 
 VALUE_SIZES: Final = (4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 STAMPS_PER_S: Final = 1_000_000
@@ -57,6 +58,7 @@ class State:
         self.soft = SoftPins()
         self.pins = HardPins()
         self.groups = Groups()
+        self.tenants = Tenants(on=config.tenants)
         self.sessions = Sessions()
         self.copies = Copies()
         self.feed = Feed()
@@ -143,6 +145,8 @@ class State:
         if pinned:
             self.pins.add(added)
         self.index.add(added)
+        if self.tenants.on:
+            self.tenants.add(added)
         for slot in where.slots:
             self.segments.by_handle[slot.segment].own(slot.offset, added)
         self.eviction.offer(added, self.index.count)
@@ -173,6 +177,9 @@ class State:
             if not self.backlog:
                 self.index.late = None
             self.index.add_many(added)
+            if self.tenants.on:
+                for each in added:
+                    self.tenants.add(each)
             if self.copies.tagged:
                 self.copies.made(added)
                 self.copies.tagged = bool(self.backlog)
@@ -203,6 +210,8 @@ class State:
         if eviction.released.stamps:
             eviction.released.forget(removed)
         waiting = self.groups.forget(removed) if self.groups.of else None
+        if self.tenants.on:
+            self.tenants.forget(removed)
         parent = self.index.remove(removed)
         if self.feed.active:
             self.feed.note(removed.key, DISK if removed.key in self.disks.objects else GONE)
@@ -294,6 +303,8 @@ class State:
         del self.puts[put.generation]
         if put.pinned:
             self.pins.resolve(put.generation)
+        if self.tenants.on:
+            self.tenants.resolve(put.generation)
         if self.disks.promotions:
             self.disks.put_ended(put)
         if not put.discarded:

@@ -19,6 +19,7 @@ def validate(state: State) -> None:
     leaving |= {each.generation for each in state.copies.parked}
     leaving |= {each.generation for each in state.groups.parked}
     state.groups.validate(objects)
+    state.tenants.validate(objects, state.puts)
     state.eviction.validate(objects, leaving)
     state.soft.validate(objects)
     state.pins.validate(objects, state.puts)

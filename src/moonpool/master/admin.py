@@ -19,6 +19,7 @@ from moonpool.master.admin_drains import Drains
 from moonpool.master.admin_summary import Summary
 from moonpool.master.http import Asked, Page, Pages, Route
 from moonpool.master.service import Service
+from moonpool.master.tenant_pages import TenantPages
 
 TEXT = "text/plain; version=0.0.4"
 KEYS_A_PART = 1024
@@ -78,6 +79,7 @@ class Admin:
         self._service = service
         self._summary = Summary(service)
         self.drains = Drains(service)
+        self._tenants = TenantPages(service)
 
     def allowed(self, serve: Callable[[Asked], Page]) -> Callable[[Asked], Page]:
         """Return what serves those who say the master's token, if it has one."""
@@ -224,10 +226,9 @@ class Admin:
         return json_page({"total_segments": len(segments), "segments": segments})
 
     def tenant_quotas(self, asked: Asked) -> Page:
-        """Return that there are no tenants with quotas, as Mooncake does without its flag."""
-        if asked.method != "GET" and not asked.query.get("tenant_id"):
-            return failure(codes.INVALID, "Missing or invalid tenant_id")
-        return failure(-1011, status=409)
+        """Return or change the quotas of tenants."""
+        refused = None if asked.method in _GET else self._refused(asked)
+        return refused or self._tenants.serve(asked)
 
 
 def _line(key: bytes) -> bytes:

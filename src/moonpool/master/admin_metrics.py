@@ -11,6 +11,7 @@ from typing import Final
 
 from moonpool.core.state import VALUE_SIZES
 from moonpool.master.service import Service
+from moonpool.master.tenant_pages import tenant_metrics
 
 _REQUESTS: Final = {
     "put_start": "PutStart",
@@ -59,7 +60,7 @@ def mooncake_metrics(service: Service) -> bytes:
     lines: list[str] = []
     for name, kind, value in samples(service):
         lines += (f"# TYPE {name} {kind}", f"{name} {value:.0f}")
-    lines += [*_segments(service), *_value_sizes(service)]
+    lines += [*_segments(service), *_value_sizes(service), *tenant_metrics(service)]
     return ("\n".join(lines) + "\n").encode()
 
 

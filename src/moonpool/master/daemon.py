@@ -34,6 +34,7 @@ from moonpool.master.listen import listen, serving_http, serving_rpc
 from moonpool.master.pages import pages_of
 from moonpool.master.service import Service
 from moonpool.master.session import Session
+from moonpool.master.tenant_pages import read_quotas
 from moonpool.master.terms import Lead, Term
 from moonpool.master.terms_pages import pages_of_lead
 
@@ -90,6 +91,7 @@ async def serving(config: MasterConfig) -> AsyncIterator[Running]:
             with contextlib.closing(_board(config, epoch)) as board:
                 state = _state(config, epoch, Marks(board.seed, board))
                 service = Service(state, epoch, token=config.token, board=board)
+                service.tenant_quotas = config.tenant_quotas
 
                 def named(local: str) -> None:
                     service.local = local
@@ -150,7 +152,9 @@ def _maker(config: MasterConfig) -> Callable[[Lead, int], Term]:
     def make(lead: Lead, epoch: int) -> Term:
         board = _board(config, epoch)
         state = _state(config, epoch, Marks(board.seed, board))
-        return Term(lead, state, epoch, config.token, board)
+        term = Term(lead, state, epoch, config.token, board)
+        term.tenant_quotas = config.tenant_quotas
+        return term
 
     return make
 
@@ -174,8 +178,13 @@ def _state(config: MasterConfig, epoch: int, marks: Marks) -> MasterState:
         hard_pin_share=config.hard_pin_share,
         soft_pin_s_max=config.soft_pin_s_max,
         evict_soft_pinned=config.evict_soft_pinned,
+        tenants=bool(config.tenant_quotas),
     )
-    return MasterState(settings, epoch, marks)
+    made = MasterState(settings, epoch, marks)
+    if config.tenant_quotas:
+        for name, quota in read_quotas(config.tenant_quotas).items():
+            made.state.tenants.register(name, quota, ())
+    return made
 
 
 async def _new_epoch(port: int) -> int:

@@ -111,6 +111,8 @@ class Service:
         self._parked: dict[int, tuple[Session, int]] = {}
         self._board = board
         self.local = ""
+        self.tenant_quotas = ""
+        """The file of the tenants' quotas; empty or "memory": they are in no file."""
         self._token = token.encode()
         self._status: tuple[float, Status] | None = None
         self._validated_at = float("-inf")

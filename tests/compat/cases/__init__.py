@@ -22,6 +22,7 @@ MODULES = (
     "engram",
     "beside",
     "leases",
+    "tenants",
     "random_calls",
     "plain",
     "speed",

@@ -32,6 +32,9 @@ FLAGS: Final[dict[str, Flag]] = {
     "client_ttl": Flag("int", 10),
     "put_start_discard_timeout_sec": Flag("int", 30),
     "put_start_release_timeout_sec": Flag("int", 600),
+    "enable_multi_tenants": Flag("bool", False),
+    "tenant_quota_connector_type": Flag("str", "file"),
+    "tenant_quota_connector_uri": Flag("str", ""),
     "enable_ha": Flag("bool", False),
     "ha_backend_type": Flag("str", "etcd"),
     "ha_backend_connstring": Flag("str", ""),
@@ -73,7 +76,7 @@ WITHOUT_EFFECT: Final[dict[str, Flag]] = {
             "enable_disk_eviction", "enable_metadata_cleanup_on_timeout", "enable_oplog",
             "enable_snapshot", "enable_snapshot_restore", "offload_force_evict",
             "enable_kv_events", "kv_events_emit_legacy_compat", "kv_events_emit_object_key",
-            "enable_multi_tenants", "enable_cxl", "use_mmap_arena_allocator", "logtostderr",
+            "enable_cxl", "use_mmap_arena_allocator", "logtostderr",
             "alsologtostderr", "colorlogtostderr", "log_prefix",
         ),
         Flag("bool", False),
@@ -90,9 +93,9 @@ WITHOUT_EFFECT: Final[dict[str, Flag]] = {
             "dynamic_replication_max_memory_replicas", "kv_events_bind_endpoint",
             "kv_events_queue_capacity", "kv_events_backend_id", "kv_events_block_size",
             "kv_events_additional_salt", "kv_events_dp_rank", "kv_events_lora_name",
-            "kv_events_model_name", "kv_events_tenant_id", "tenant_quota_connector_type",
-            "tenant_quota_connector_uri", "root_fs_dir", "global_file_segment_size",
-            "quota_bytes", "snapshot_interval_seconds", "snapshot_child_timeout_seconds",
+            "kv_events_model_name", "kv_events_tenant_id", "root_fs_dir",
+            "global_file_segment_size", "quota_bytes", "snapshot_interval_seconds",
+            "snapshot_child_timeout_seconds",
             "snapshot_retention_count", "snapshot_object_store_type",
             "snapshot_catalog_store_type", "snapshot_catalog_store_connstring",
             "snapshot_backup_dir", "max_total_finished_tasks", "max_total_pending_tasks",
@@ -141,6 +144,7 @@ def config_of(values: dict[str, Any]) -> MasterConfig:
         evict_soft_pinned=said["allow_evict_soft_pinned_objects"],
         client_ttl_s=_positive("client_ttl", said),
         summary_s=REPORT_S if said["enable_metric_reporting"] else 0.0,
+        tenant_quotas=_tenant_quotas(said),
         token=os.environ.get("MOONPOOL_TOKEN", ""),
         ha=ha,
         advertise=host if ha and host not in ("0.0.0.0", "::") and not is_loopback(host) else "",
@@ -151,6 +155,19 @@ def _positive(name: str, said: dict[str, Any]) -> float:
     if said[name] <= 0:
         raise ConfigError(f"--{name}: {said[name]} is not allowed; allowed: 1 or more")
     return float(said[name])
+
+
+def _tenant_quotas(said: dict[str, Any]) -> str:
+    """Return where the quotas of tenants are, nothing without tenants."""
+    if not said["enable_multi_tenants"]:
+        return ""
+    kind, where = said["tenant_quota_connector_type"], said["tenant_quota_connector_uri"]
+    if kind != "file":
+        raise ConfigError(
+            f"--tenant_quota_connector_type: {kind!r} is not allowed; allowed: file, with its path "
+            "in --tenant_quota_connector_uri"
+        )
+    return where.removeprefix("file://") or "memory"
 
 
 def _ha(said: dict[str, Any]) -> str:
