@@ -137,7 +137,8 @@ class _Selector:
                 outputs,
                 block_tokens,
                 group.scope,
-                request.blocks,
+                # Rounded down, a prompt may end before its last block begins.
+                request.blocks[: -(-inputs // block_tokens)],
             )
         )
 

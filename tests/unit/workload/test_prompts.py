@@ -87,6 +87,9 @@ def test_blocks_are_cut_and_answers_with_them(tmp_path: Path) -> None:
     found = _select(tmp_path, [_line(0, [1, 2, 3]) | {"input_length": 25}], block_tokens=2)
     (item,) = found.items
     assert (item.input_tokens, item.output_tokens, found.block_tokens) == (5, 4, 2)
+    # 21 of 10 tokens are 4.2 of 2: the third block has nothing in it any more.
+    found = _select(tmp_path, [_line(0, [1, 2, 3]) | {"input_length": 21}], block_tokens=2)
+    assert (found.items[0].input_tokens, found.items[0].blocks.tolist()) == (4, [1, 2])
 
 
 def test_only_the_first_of_each(tmp_path: Path) -> None:
