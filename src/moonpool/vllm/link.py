@@ -31,6 +31,10 @@ class Pool(Protocol):
         """Return how many leading blocks are in the pool."""
         ...
 
+    def exists_batch(self, keys: Sequence[Any]) -> Sequence[bool]:
+        """Return which keys are in the pool."""
+        ...
+
     def prefetch(
         self, namespace: bytes, digests: bytes, stride: int = 1, digest_bytes: int = 16
     ) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,8 @@ class LoadPlanner:
         long_enough = len(request.block_hashes) * self._block_size >= self._min_gain
         if not long_enough or request.skip_reading_prefix_cache:
             return None
-        lookup = self._lookups.ask(request.block_hashes, request.num_preemptions)
+        hashes = request.block_hashes[: self._last_end(request)]
+        lookup = self._lookups.ask(hashes, request.num_preemptions)
         tracker.lookup = lookup or tracker.lookup
         return lookup
 
@@ -195,16 +197,23 @@ class LoadPlanner:
         lookup.learned = True
         tracker.found(count, self._stride)
         # What we believed to be in the pool and is not must be saved again.
-        hashes = tracker.request.block_hashes
-        first = objects.floor(count, self._stride) + self._stride
-        missing = [
-            objects.digest_of(hashes[end - 1])
-            for end in range(first, len(hashes) + 1, self._stride)
-        ]
+        hashes, last = tracker.request.block_hashes, self._last_end(tracker.request)
+        ends = objects.ends_between(objects.floor(count, self._stride), last, self._stride)
+        missing = objects.split_names(objects.names_at(hashes, ends[ends > count]))
         for part in self._keys.parts:
             marks = [objects.mark(digest, part.number) for digest in missing]
+            # A tail may be there all the same, behind what is missing: nobody is told.
+            tails = [marks.pop()] if marks and last % self._stride else []
             self._known.forget(marks, lookup.asked_at)
+            self._known.forget(tails, lookup.asked_at, quiet=True)
         return count
+
+    def _last_end(self, request: Any) -> int:
+        """Return where a hit of all that is known of a request would end."""
+        if self._keys.states:
+            # The last token is always computed here, and from the state before it.
+            return int(min(len(request.block_hashes), (request.num_tokens - 1) // self._block_size))
+        return len(request.block_hashes)
 
     def close(self) -> None:
         """Give all leases back."""
@@ -225,7 +234,7 @@ class LoadPlanner:
         or if they are in the pool already."""
         request, pool = tracker.request, self._link.get()
         first_try = tracker.cap is None and not request.num_preemptions and not tracker.stale
-        if not (tracker.wish.receives and first_try and self._patience_s):
+        if not (tracker.wish.receives and first_try and self._patience_s) or self._keys.states:
             return 0
         if pool is None or not pool.awaits:
             return 0
@@ -282,11 +291,11 @@ class LoadPlanner:
         hashes, now = tracker.request.block_hashes, self._clock()
         count = min(count, len(hashes))
         if tracker.cap is not None and count > tracker.cap:
-            count = objects.floor(tracker.cap, self._stride)
+            count = 0 if self._keys.states else objects.floor(tracker.cap, self._stride)
         if len(self._failed):
             for end in objects.ends_between(0, count, self._stride).tolist():
                 if self._failed.has(objects.digest_of(hashes[end - 1]), now):
-                    return objects.floor(end - 1, self._stride)
+                    return 0 if self._keys.states else objects.floor(end - 1, self._stride)
         return count
 
     def _job(self, tracker: Tracker, part: Part, tables: Tables, first: int, last: int) -> LoadJob:

@@ -12,7 +12,7 @@ from moonpool.vllm.courier import Courier
 from moonpool.vllm.link import Clock, Link, Pool
 from moonpool.vllm.objects import CLAIMS_MAX, pack_digests
 from moonpool.vllm.parts import Keyspace
-from moonpool.vllm.reach import reach
+from moonpool.vllm.reach import Asker, reach
 from moonpool.vllm.stats import Tally
 
 
@@ -120,10 +120,11 @@ class Lookups:
     def _reach(self, pool: Pool, namespace: bytes, digests: bytes) -> int:
         """Return how many leading blocks the pool can bring."""
 
-        def match(at: bytes, asked: bytes) -> int:
-            return int(pool.match_digests(at, asked, self._stride))
-
-        return reach(match, self._keys, namespace, digests, self._stride)
+        ask = Asker(
+            lambda at, asked: int(pool.match_digests(at, asked, self._stride)),
+            lambda at, asked: pool.exists_batch(objects.keys_of(at, asked)),
+        )
+        return reach(ask, self._keys, namespace, digests, self._stride)
 
     def _prefetch(self, pool: Pool, namespace: bytes, digests: bytes) -> None:
         """Have what is on disks read into memory while the request waits to be scheduled."""

@@ -34,12 +34,13 @@ class Known:
         while len(self._digests) > self._limit:
             self._digests.popitem(last=False)
 
-    def forget(self, digests: Iterable[bytes], asked_at: float) -> None:
-        """Forget digests that were missing then; what was added since is newer news."""
+    def forget(self, digests: Iterable[bytes], asked_at: float, *, quiet: bool = False) -> None:
+        """Forget digests that were missing then; what was added since is newer news. quiet: do not
+        say that they are gone."""
         missing = [one for one in digests if self._digests.get(one, asked_at) < asked_at]
         for digest in missing:
             self._digests.pop(digest, None)
-        if missing:
+        if missing and not quiet:
             self.gone(missing)
 
     def clear(self) -> None:

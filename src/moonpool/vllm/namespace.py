@@ -16,6 +16,7 @@ from typing import Any
 
 from moonpool.core.keys import fingerprint
 from moonpool.errors import ConfigError
+from moonpool.vllm.parts import is_state
 from moonpool.vllm.shards import WHOLE, Split
 
 LAYOUT_VERSION = "2"
@@ -138,6 +139,10 @@ def _group(group: Any, split: Split) -> str:
     per_layer = getattr(spec, "kv_cache_specs", None) or dict.fromkeys(group.layer_names, spec)
     counted: dict[str, int] = {}
     for layer in per_layer.values():
+        if is_state(layer):
+            shape = f"{type(layer).__name__}:{layer.shapes}:{layer.dtypes}:{layer.mamba_type}"
+            counted[shape] = counted.get(shape, 0) + 1
+            continue
         shape = (
             f"{type(layer).__name__}:h{_heads(layer, split)}x{layer.head_size}"
             f"+{getattr(layer, 'head_size_v', layer.head_size)}"
@@ -172,7 +177,7 @@ def _attention_isa(vllm_config: Any, kv_cache_config: Any) -> str:
     cache = vllm_config.cache_config
     model_dtype = vllm_config.model_config.dtype
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    sizes = {getattr(spec, "first_spec", spec).head_size for spec in specs}
+    sizes = {getattr(spec, "first_spec", spec).head_size for spec in specs if not is_state(spec)}
     return "/".join(
         str(_get_attn_isa(model_dtype, cache.block_size, size, cache.cache_dtype))
         for size in sorted(sizes)

@@ -10,13 +10,17 @@ vLLM puts a model's layers into groups and gives a request one table of blocks f
   before (its table has the null block, 0, there). An object that ends with block e holds no more
   than ``span`` blocks: whatever prefix goes on from e needs none before.
 
+- A recurrent or convolution layer has a state after each token. vLLM keeps those at some ends of
+  blocks, and says which when it computes them. Of a prefix the state at its end is needed: a span
+  of one block, and no object elsewhere.
+
 A row of blocks is what the groups of a part have at one position; jobs carry rows one after the
 other. All positions are block counts from the start of the prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +39,8 @@ class Part:
     """Groups whose blocks are stored together.
 
     groups: their numbers, the first layer's first; layers: the names of each group's layers;
-    window: tokens that a layer attends to, span: blocks of a prefix that are needed; 0: all.
+    window: tokens that a layer attends to, span: blocks of a prefix that are needed; 0: all;
+    state: whether a block is the state after its last token, kept at some ends only.
     """
 
     number: int = 0
@@ -43,6 +48,7 @@ class Part:
     layers: tuple[tuple[str, ...], ...] = ((),)
     window: int = 0
     span: int = 0
+    state: bool = False
 
     @property
     def width(self) -> int:
@@ -85,17 +91,18 @@ WHOLE = (Part(),)
 def windowed(window: int, block_size: int, **more: Any) -> Part:
     """Return the part of layers that attend to ``window`` tokens, 0: all."""
     span = max(1, -(-(window - 1) // block_size)) if window else 0
-    return Part(window=window, span=span, **more)
+    return Part(**{"window": window, "span": span, **more})
 
 
 def parts_of(kv_cache_config: Any, block_size: int) -> tuple[Part, ...]:
-    """Return a model's parts, full attention first, then windows from the longest on.
+    """Return a model's parts: full attention first, then windows from the longest on, then states.
 
     Of a cache that ``support.check_cache`` takes.
     """
-    by_window: dict[int, list[int]] = {}
+    alike: dict[tuple[bool, int], list[int]] = {}
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
-        by_window.setdefault(window_of(group.kv_cache_spec), []).append(number)
+        spec = group.kv_cache_spec
+        alike.setdefault((is_state(spec), window_of(spec)), []).append(number)
     names = [tuple(group.layer_names) for group in kv_cache_config.kv_cache_groups]
     return tuple(
         windowed(
@@ -104,11 +111,25 @@ def parts_of(kv_cache_config: Any, block_size: int) -> tuple[Part, ...]:
             number=number,
             groups=tuple(groups),
             layers=tuple(names[group] for group in groups),
+            **({"span": 1, "state": True} if state else {}),
         )
-        for number, (window, groups) in enumerate(
-            sorted(by_window.items(), key=lambda one: (one[0] > 0, -one[0]))
+        for number, ((state, window), groups) in enumerate(
+            sorted(alike.items(), key=lambda one: (one[0][0], one[0][1] > 0, -one[0][1]))
         )
     )
+
+
+def is_state(spec: Any) -> bool:
+    """Whether a group's layers are recurrent or convolutions."""
+    return type(getattr(spec, "first_spec", spec)).__name__ == "MambaSpec"
+
+
+def with_states(tables: Tables, states: Mapping[int, int], end: int) -> list[Sequence[int]]:
+    """Return tables in which the groups that have a state at ``end`` have nothing else."""
+    return [
+        [0] * (end - 1) + [states[group]] if group in states else table
+        for group, table in enumerate(tables)
+    ]
 
 
 def window_of(spec: Any) -> int:
@@ -141,6 +162,11 @@ class Keyspace:
     def all_of(self, namespace: bytes) -> list[bytes]:
         """Return the namespaces of all shards of all parts."""
         return [each for part in self.parts for each in self.of(namespace, part.number)]
+
+    @property
+    def states(self) -> list[Part]:
+        """The parts that are there at some ends only."""
+        return [part for part in self.parts if part.state]
 
     @property
     def single(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from moonpool.vllm.jobs import SaveDone, SaveJob
 from moonpool.vllm.link import Clock, Link
 from moonpool.vllm.memory import Failed, Known
 from moonpool.vllm.objects import I32
-from moonpool.vllm.parts import WHOLE, Part, Tables
+from moonpool.vllm.parts import WHOLE, Part, Tables, with_states
 from moonpool.vllm.pins import PinBook
 from moonpool.vllm.pool_events import PoolEvents
 from moonpool.vllm.stats import Tally
@@ -57,6 +57,7 @@ class SavePlanner:
         """stride: blocks in an object; timeout_s: how long a worker tries to save a job; ready:
         whether the worker can save at all."""
         self._ready, self._parts = ready, tuple(parts)
+        self._always = [part for part in parts if not part.state]
         self._block_size, self._stride, self._decode = block_size, stride, decode
         self._timeout_s, self._pins, self._known, self._failed = timeout_s, pins, known, failed
         self._link, self._tally, self._clock = link, tally, clock
@@ -76,8 +77,7 @@ class SavePlanner:
         if tracker.stale:
             tracker.next_at = NEVER
             return []
-        able = self._ready() and self._pins.bound
-        if self._clock() < self._rest_until or self._link.get() is None or not able:
+        if not self._able:
             self._put_off(tracker, computed, end)
             return []
         ends = unsaved(
@@ -95,9 +95,41 @@ class SavePlanner:
             self._set_next(tracker, computed)
         return [
             self._make(tracker, part, np.array(which, np.int32), tables, namespace, end)
-            for part, which in zip(self._parts, chosen, strict=True)
+            for part, which in zip(self._always, chosen, strict=True)
             if which
         ]
+
+    def plan_state(
+        self,
+        tracker: Tracker,
+        tokens: int,
+        states: Mapping[int, int],
+        tables: Tables,
+        namespace: bytes,
+    ) -> list[SaveJob]:
+        """Return the jobs for a prefix of ``tokens`` whose states are in these blocks, by group:
+        one for the states, and where no full object ends one for what else a hit needs."""
+        end, hashes = tokens // self._block_size, tracker.request.block_hashes
+        whole = not tokens % self._block_size and 0 < end <= len(hashes)
+        if not whole or tracker.stale or not self._able:
+            return []
+        digest, ends = objects.digest_of(hashes[end - 1]), np.array([end], np.int32)
+        there = with_states(tables, states, end)
+        needed = [part for part in self._parts if part.state or end % self._stride]
+        starts = {part.number: int(part.starts(ends, self._stride)[0]) for part in needed}
+        if not all(part.has(there, starts[part.number], end) for part in needed):
+            return []
+        wanted = [p for p in needed if objects.mark(digest, p.number) not in self._known]
+        blocks = sum((end - starts[part.number]) * part.width for part in wanted)
+        if blocks > self._pins.room():
+            self._tally.count("save_blocks_dropped", blocks)
+            return []
+        return [self._make(tracker, part, ends, there, namespace, end=False) for part in wanted]
+
+    @property
+    def _able(self) -> bool:
+        able = self._ready() and self._pins.bound and self._link.get() is not None
+        return able and self._clock() >= self._rest_until
 
     def ended(self, done: SaveDone, trackers: dict[str, Tracker]) -> None:
         """Give a job's blocks back and note what is in the pool now."""
@@ -141,15 +173,15 @@ class SavePlanner:
     ) -> tuple[list[list[int]], int]:
         """Return the ends of each part's objects to save now, and the block up to which all were
         looked at."""
-        chosen: list[list[int]] = [[] for _ in self._parts]
+        chosen: list[list[int]] = [[] for _ in self._always]
         considered, hashes = tracker.saved, tracker.request.block_hashes
-        starts = [part.starts(ends, self._stride).tolist() for part in self._parts]
+        starts = [part.starts(ends, self._stride).tolist() for part in self._always]
         for at, end in enumerate(ends.tolist()):
             digest = objects.digest_of(hashes[end - 1])
             # What has left a window is gone.
             wanted = [
                 part
-                for part, begins in zip(self._parts, starts, strict=True)
+                for part, begins in zip(self._always, starts, strict=True)
                 if objects.mark(digest, part.number) not in self._known
                 and part.has(tables, begins[at], end)
             ]

@@ -170,6 +170,8 @@ class SchedulerSide:
         if not self._settings.saves:
             return
         trackers = self._trackers
+        if self._keys.states and block_state:
+            self._plan_states(block_state)
         for request_id, tokens in scheduled.items():
             tracker = trackers.get(request_id)
             if tracker is None:
@@ -182,6 +184,20 @@ class SchedulerSide:
             if tracker.claim and computed >= tracker.request.num_prompt_tokens:
                 self.handoffs.finished(tracker.claim, good=True)
                 tracker.claim = 0
+
+    def _plan_states(self, block_state: Any) -> None:
+        """Plan the saves of the states that this step leaves at ends of blocks."""
+        for request_id, entries in block_state.boundary_state_offloads.items():
+            tracker, tables = self._trackers.get(request_id), block_state.get_block_ids(request_id)
+            if tracker is None or tables is None or tracker.in_doubt:
+                continue
+            at: dict[int, dict[int, int]] = {}
+            for group, block, tokens in entries:
+                at.setdefault(tokens, {})[group] = block
+            for tokens, states in at.items():
+                self._add(
+                    self._saves.plan_state(tracker, tokens, states, tables, self.namespace), tracker
+                )
 
     def _claim(self, tracker: Tracker) -> None:
         """Say which objects of a prompt are being computed from now on."""
@@ -328,10 +344,8 @@ class SchedulerSide:
 
     def _plan_save(self, tracker: Tracker, computed: int, block_state: Any) -> None:
         tables = block_state.get_block_ids(tracker.request.request_id) if block_state else None
-        vouched, tracker.vouched = tracker.vouched, None
-        if tables is None or (
-            vouched is not None and tracker.request.num_computed_tokens > vouched
-        ):
+        doubt, tracker.vouched = tracker.in_doubt, None
+        if tables is None or doubt:
             return
         self._learn(tracker)
         # Draft tokens and placeholders past the known tokens have no hash yet.

@@ -6,6 +6,7 @@ from typing import Any
 
 from moonpool.errors import ConfigError
 from moonpool.vllm.log import logger
+from moonpool.vllm.parts import is_state
 
 OLDEST = (0, 24)
 FULL = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -70,8 +71,14 @@ def check_cache(
     """Refuse KV caches of kinds that are not supported, or whose blocks are not those that the
     scheduler hashes (``block_size`` tokens). windows: whether sliding windows are supported, and
     several groups with them: a request whose load failed can be computed from its beginning."""
-    kinds = (*kinds, "SlidingWindowSpec") if windows else kinds
+    kinds = (*kinds, "SlidingWindowSpec", "MambaSpec") if windows else kinds
     groups = kv_cache_config.kv_cache_groups
+    if groups and all(is_state(group.kv_cache_spec) for group in groups):
+        raise _refusal(
+            "a model without attention",
+            "hits are found by the blocks of its attention layers",
+            "serve it without --kv-transfer-config",
+        )
     if not groups or (len(groups) != 1 and not windows):
         found = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
         raise _refusal(
@@ -99,11 +106,28 @@ def _check_layer(layer: Any, kinds: tuple[str, ...], block_size: int) -> None:
             "hashes would not name blocks",
             "set --block-size to a size that the attention backend takes",
         )
-    if getattr(layer, "tokens_per_state", 1) != 1:
+    if is_state(layer):
+        _check_state(layer)
+    elif getattr(layer, "tokens_per_state", 1) != 1:
         raise _refusal(
             f"a KV cache with {layer.tokens_per_state} tokens in a state",
             "one state for each token is supported",
             "serve it without --kv-transfer-config",
+        )
+
+
+def _check_state(layer: Any) -> None:
+    if layer.mamba_cache_mode != "align":
+        raise _refusal(
+            f"recurrent states with mamba_cache_mode {layer.mamba_cache_mode}",
+            "vLLM says only with align where the states at ends of blocks are",
+            "set --mamba-cache-mode align and --enable-prefix-caching",
+        )
+    if getattr(layer, "num_speculative_blocks", 0):
+        raise _refusal(
+            "recurrent states with speculative decoding",
+            "a state may be that of a draft",
+            "remove --speculative-config",
         )
 
 

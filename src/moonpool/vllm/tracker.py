@@ -86,6 +86,11 @@ class Tracker:
             self.tail_end = 0
         self.next_at = 0
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether what another connector brings may still turn out to have failed."""
+        return self.vouched is not None and self.request.num_computed_tokens > self.vouched
+
     def reset(self) -> None:
         """Forget what the pool holds: it is another namespace now."""
         self.lookup, self.stale, self.offered_blocks = None, True, 0

@@ -109,7 +109,8 @@ class WorkerSide:
         tables = []
         for names in part.layers:
             seen = shards.narrowed(caches, names, held) if held.name else caches
-            tables.append(layout.probe(seen, names, self._num_blocks, self._block_size))
+            states = 1 if part.state else self._block_size
+            tables.append(layout.probe(seen, names, self._num_blocks, states))
         return layout.joined(tables)
 
     def before_step(self, loads: bool) -> None:

@@ -127,6 +127,10 @@ class FakePool:
         tails = [n for n in range(full + 1, min(full + stride, len(here) + 1)) if here[n - 1]]
         return max(tails, default=full)
 
+    def exists_batch(self, keys: Sequence[Any]) -> list[bool]:
+        self._up()
+        return [key in self.objects for key in keys]
+
     def hold(self, keys: Sequence[Any], ttl_s: float) -> int:
         self._up()
         self.leases[len(self.leases) + 1] = list(keys)

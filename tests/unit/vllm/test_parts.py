@@ -7,8 +7,16 @@ from types import SimpleNamespace as Bag
 import numpy as np
 import pytest
 
-from moonpool.vllm.parts import Keyspace, Part, begins_anew, namespace_of, parts_of, windowed
-from moonpool.vllm.reach import reach
+from moonpool.vllm.parts import (
+    Keyspace,
+    Part,
+    begins_anew,
+    namespace_of,
+    parts_of,
+    windowed,
+    with_states,
+)
+from moonpool.vllm.reach import Asker, reach
 from tests.unit.vllm.test_namespace import spec
 
 BLOCK, STRIDE, SPACE = 4, 4, b"n" * 16
@@ -83,6 +91,11 @@ class Pool:
     def __init__(self, **ends: list[int]) -> None:
         self.ends = {namespace_of(SPACE, int(name[-1])): there for name, there in ends.items()}
         self.asked = 0
+        self.asker = Asker(self.match, self.exist)
+
+    def exist(self, space: bytes, digests: bytes) -> list[bool]:
+        names = [int.from_bytes(digests[at : at + 16], "big") for at in range(0, len(digests), 16)]
+        return [name in self.ends.get(space, []) for name in names]
 
     def match(self, space: bytes, digests: bytes) -> int:
         """As the master does: whole objects from the first on, then the longest tail."""
@@ -120,20 +133,51 @@ def test_a_hit_ends_where_all_parts_have_what_it_needs(
 ) -> None:
     """A window of two blocks, objects of four: the last object is all that a whole hit needs."""
     pool = Pool(p0=full, p1=window)
-    assert reach(pool.match, Keyspace(BOTH), SPACE, DIGESTS, STRIDE) == found
+    assert reach(pool.asker, Keyspace(BOTH), SPACE, DIGESTS, STRIDE) == found
 
 
 def test_a_window_longer_than_an_object_needs_several() -> None:
     long = windowed(4 * BLOCK * 2, BLOCK, number=1)
     keys = Keyspace((Part(), long))
     both = Pool(p0=[4, 8, 12, 16], p1=[12, 16])
-    assert reach(both.match, keys, SPACE, DIGESTS, STRIDE) == 16
+    assert reach(both.asker, keys, SPACE, DIGESTS, STRIDE) == 16
     gap = Pool(p0=[4, 8, 12, 16], p1=[4, 8, 16])
-    assert reach(gap.match, keys, SPACE, DIGESTS, STRIDE) == 8
+    assert reach(gap.asker, keys, SPACE, DIGESTS, STRIDE) == 8
 
 
 def test_a_pool_that_has_little_is_not_asked_for_ever() -> None:
     digests = b"".join(end.to_bytes(16, "big") for end in range(1, 1001))
     pool = Pool(p0=list(range(4, 1001, 4)), p1=[4])
-    assert reach(pool.match, Keyspace(BOTH), SPACE, digests, STRIDE) == 0
+    assert reach(pool.asker, Keyspace(BOTH), SPACE, digests, STRIDE) == 0
     assert pool.asked < 40
+
+
+STATE = windowed(0, BLOCK, number=2, groups=(3,), layers=((),), span=1, state=True)
+
+
+@pytest.mark.parametrize(
+    ("full", "window", "states", "found"),
+    [
+        ([4, 8, 12, 16], [4, 8, 12, 16], [16], 16),
+        ([4, 8, 12, 16], [4, 8, 12, 16], [7, 12], 12),
+        ([4, 8, 12, 15, 16], [4, 8, 12, 15, 16], [12, 15], 15),
+        ([4, 8, 12, 16], [4, 8, 12, 16], [7, 15], 0),
+        ([4, 7, 8, 12, 16], [4, 7], [7, 15], 7),
+        ([4, 8, 12, 16], [4, 8, 12, 16], [], 0),
+        ([], [4], [4], 0),
+    ],
+)
+def test_a_hit_ends_where_there_is_a_state(
+    full: list[int], window: list[int], states: list[int], found: int
+) -> None:
+    pool = Pool(p0=full, p1=window, p2=states)
+    assert reach(pool.asker, Keyspace((*BOTH, STATE)), SPACE, DIGESTS, STRIDE) == found
+
+
+def test_a_state_is_the_only_block_of_its_group() -> None:
+    tables = with_states([[1, 2, 3], [7, 8, 9]], {1: 5}, 2)
+    assert tables == [[1, 2, 3], [0, 5]]
+    part = Part(1, (1,), ((),), 0, 1, True)
+    assert part.has(tables, 1, 2)
+    assert part.rows(tables, 1, 2) == [5]
+    assert part.starts(np.array([2, 5], np.int32), STRIDE).tolist() == [1, 4]

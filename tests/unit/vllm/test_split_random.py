@@ -100,7 +100,9 @@ class Story:
     def finish_some(self) -> None:
         """D computes what did not come, checks all it has, and ends the request."""
         for name, req in list(self.d.requests.items()):
-            if name in self.d.waiting or self.rng.random() < 0.5:
+            # One that was aborted goes when its load ends, which may be in a step made here.
+            gone = name not in self.d.requests
+            if gone or name in self.d.waiting or self.rng.random() < 0.5:
                 continue
             self.check(req)
             if req.num_computed_tokens < req.num_tokens:

@@ -35,7 +35,7 @@ class SlidingWindowSpec(Bag):
         super().__init__(block_size=32, sliding_window=sliding_window)
 
 
-class MambaSpec(Bag):
+class RSWASpec(Bag):
     pass
 
 
@@ -72,7 +72,7 @@ def test_a_plain_model_is_accepted() -> None:
         ((spec(), spec()), "2 KV cache groups.*vLLM 0.30"),
         ((), "0 KV cache groups"),
         ((SlidingWindowSpec(),), "SlidingWindowSpec"),
-        ((MambaSpec(),), "MambaSpec"),
+        ((RSWASpec(),), "RSWASpec"),
         ((spec(tokens_per_state=4),), "4 tokens in a state"),
         ((spec(block_size=16),), "blocks of 16 tokens"),
     ],
@@ -86,8 +86,8 @@ def test_a_sliding_window_in_all_layers_is_taken_where_requests_can_begin_anew()
     windows = cache(SlidingWindowSpec(80))
     support.check_cache(windows, 32, windows=True)
     support.check_cache(cache(spec(), SlidingWindowSpec()), 32, windows=True)
-    with pytest.raises(ConfigError, match="MambaSpec"):
-        support.check_cache(cache(spec(), MambaSpec()), 32, windows=True)
+    with pytest.raises(ConfigError, match="RSWASpec"):
+        support.check_cache(cache(spec(), RSWASpec()), 32, windows=True)
 
 
 def test_with_windows_beside_full_attention_nobody_waits_unasked() -> None:
