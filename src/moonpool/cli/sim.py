@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moonpool.cli import sim_real, sim_run
 from moonpool.cli.output import print_json, print_table, reports_errors
 
 app = typer.Typer(
@@ -16,6 +17,8 @@ app = typer.Typer(
 
 def register(parent: typer.Typer) -> None:
     """Add the command."""
+    sim_run.register(app)
+    sim_real.register(app)
     parent.add_typer(app, name="sim")
 
 

@@ -7,6 +7,7 @@ each ends is known when it begins, and a run of steps without change is one even
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from moonpool.sim.events import Clock, Event
 from moonpool.sim.fleet.caches import Cache
 from moonpool.sim.fleet.request import Request
 from moonpool.sim.hardware import Hardware
+
+ROUNDING = 1e-9
 
 
 @dataclass(slots=True, eq=False)
@@ -95,16 +98,18 @@ class Engine:
         self._waiting.append(request)
         self._wake()
 
-    def room(self, request: Request) -> Sequence | None:
-        """Take blocks for a request; None while there are none."""
+    def room(self, request: Request, *, computed: bool = False) -> Sequence | None:
+        """Take blocks for a request; None while there are none. computed: another engine has
+        computed its prompt."""
         block, cache = self._block, self.cache
         hits = cache.match(request)
+        if not computed:
+            # Engines compute at least the last token, whatever they have.
+            hits = min(hits, (request.prompt_tokens - 1) // block)
         blocks = -(-(request.prompt_tokens + request.output_tokens * self._decodes) // block)
         if not cache.take(request, hits, blocks - hits):
             return None
-        # Engines compute at least the last token, whatever they have.
-        done = min(hits * block, request.prompt_tokens - 1)
-        return Sequence(request, done, blocks - hits, hits)
+        return Sequence(request, hits * block, blocks - hits, hits)
 
     def join(self, sequence: Sequence) -> None:
         """Decode a prompt that another engine has computed and whose KV is here."""
@@ -137,17 +142,24 @@ class Engine:
         """Return how long so many steps take that only decode."""
         hardware, sequences = self.hardware, len(self._decoding)
         read = self._context * steps + sequences * steps * (steps - 1) / 2
-        return (hardware.step_s + hardware.weights_s) * steps + hardware.kv_read_s * read
+        step = hardware.step_s + hardware.weights_s + hardware.sequence_s * sequences
+        return step * steps + hardware.kv_read_s * read
+
+    def _steps_in(self, passed_s: float, most: int) -> int:
+        """Return after how many steps the one ends that is under way after so long."""
+        hardware, sequences = self.hardware, len(self._decoding)
+        square = hardware.kv_read_s * sequences / 2
+        each = hardware.step_s + hardware.weights_s + hardware.sequence_s * sequences
+        each += hardware.kv_read_s * self._context - square
+        steps = passed_s / each
+        if square:
+            root = math.sqrt(each * each + 4 * square * passed_s)
+            steps = 2 * passed_s / (each + root)
+        # Rounding may not add a step where one ends just now.
+        return max(1, min(most, math.ceil(steps - ROUNDING)))
 
     def _cut_short(self, began_s: float, steps: int) -> None:
-        passed = self._clock.now_s - began_s
-        low, high = 1, steps
-        while low < high:
-            middle = (low + high) // 2
-            if self._length_s(middle) >= passed:
-                high = middle
-            else:
-                low = middle + 1
+        low = self._steps_in(self._clock.now_s - began_s, steps)
         if low < steps and self._stepping is not None:
             self._stepping.cancel()
             self._run_until(began_s, low)
@@ -173,6 +185,7 @@ class Engine:
             return
         hardware = self.hardware
         took = hardware.step_s + hardware.kv_read_s * self._context
+        took += hardware.sequence_s * len(self._decoding)
         took += hardware.chunks([(sequence.done, end) for sequence, end in chunks])
         self.busy_s += took
         self._stepping = self._clock.after(took, lambda: self._end_mixed(chunks))

@@ -14,7 +14,7 @@ from moonpool.sim.fleet.links import all_of
 from moonpool.sim.fleet.master import MasterModel
 from moonpool.sim.fleet.pool import FleetPool, Held
 from moonpool.sim.fleet.records import Records
-from moonpool.sim.fleet.request import Request
+from moonpool.sim.fleet.request import NOTHING, Request
 from moonpool.sim.fleet.router import FleetRouter
 from moonpool.sim.fleet.shape import FleetShape, Group
 
@@ -100,7 +100,7 @@ class Fleet:
     def submit(self, request: Request) -> None:
         """Take a request."""
         request.arrived_s = self.clock.now_s
-        engine, ticket, first = self._front.choose(request)
+        engine, ticket, first = self._front.choose(request, request.engine)
         request.first = first
         after = request.then
 
@@ -108,6 +108,7 @@ class Fleet:
             ticket.end()
             self.records.add(request)
             request.keys = []
+            request.first = request.then = NOTHING  # nothing is left that refers to itself
             after()
 
         request.then = then
@@ -125,11 +126,13 @@ class Fleet:
             return False
         held = pool.hold(keys, sequence.found, found)
         now, objects = self.clock.now_s, held.count
-        answered = self.master.ask(self.master.ask(now, "hold", objects), "get", objects)
+        calls = -(-sum(held.hosts.values()) // self.shape.call_bytes)
+        answered = self.master.ask(self.master.ask(now, "hold", objects), "get", objects, calls)
 
         def over() -> None:
             pool.release(held)
-            self.master.ask(self.clock.now_s, "release", objects)
+            # The plan's lease, and one of each call.
+            self.master.ask(self.clock.now_s, "release", objects, 1 + calls)
             back(found)
 
         self.clock.at(answered, lambda: self._fetch(engine, held, over))
@@ -192,7 +195,7 @@ class Fleet:
         waiting = self._short_of_room.setdefault(decoder.place, deque())
 
         def try_now() -> bool:
-            placed = decoder.room(request)
+            placed = decoder.room(request, computed=True)
             if placed is None:
                 return False
             self._move(engine, decoder, sequence, placed)

@@ -55,9 +55,9 @@ class MasterModel:
         self._prices, self._shards = prices, shards
         self._free_s = 0.0
 
-    def ask(self, now_s: float, kind: str, items: int) -> float:
-        """Return when the answer is there to a message that is sent now."""
-        shards = min(self._shards, max(1, items))
+    def ask(self, now_s: float, kind: str, items: int, calls: int = 1) -> float:
+        """Return when all is answered that is sent now: ``calls`` messages about ``items``."""
+        shards = max(calls, min(self._shards * calls, items))
         cost = self._prices.of(kind, 0) * shards + self._prices.item[kind] * items
         self.messages[kind] += shards
         self.items[kind] += items

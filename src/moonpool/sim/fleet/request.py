@@ -16,8 +16,9 @@ class Request:
     blocks.
 
     could_hit_tokens: what a cache that forgets nothing would have had. local_tokens, pool_tokens:
-    what the engine that computed the prompt had of it, and what it loaded behind that. Times are
-    the clock's; -1 while they have not come. then: called when the answer has ended.
+    what the engine that computed the prompt had of it, and what it loaded behind that. engine: its
+    number, given before where it is not the router's choice. Times are the clock's; -1 while they
+    have not come. then: called when the answer has ended.
     """
 
     session: str

@@ -49,16 +49,19 @@ class FleetRouter:
         self._engines.append(engine)
         return engine
 
-    def choose(self, request: Request) -> tuple[Engine, Ticket, Callable[[], None]]:
+    def choose(
+        self, request: Request, given: int = -1
+    ) -> tuple[Engine, Ticket, Callable[[], None]]:
         """Return the engine that a request goes to, what stands for it in that engine's load, and
-        what to call at its first token."""
+        what to call at its first token. given: the number of an engine it must go to."""
         now, policy = self._clock.now_s, self._policy
         routed = RoutedRequest(PATH, b"", request.arrived_s, now, session=request.session)
         if policy.needs_prompt:
             routed.prompt = Prompt(request.keys, request.prompt_tokens, self._block, exact=True)
         if policy.needs_pool and self._pool is not None:
             routed.pool_tokens = float(self._pool.match(request.keys) * self._block)
-        plan = policy.choose(routed, self._instances)
+        open_to = self._instances if given < 0 else [self._instances[given]]
+        plan = policy.choose(routed, open_to)
         policy.sent(routed, plan)
         ticket = Ticket(plan, now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from moonpool.errors import ConfigError
@@ -9,7 +10,7 @@ from moonpool.sim.fleet.master import Prices
 from moonpool.sim.fleet.pool import PoolShape
 from moonpool.sim.hardware import Hardware
 
-PD_POLICIES = ("round_robin", "least_loaded", "session", "prefix")
+ENGINES_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class FleetShape:
     nic_gb_s: each host's network, in each direction; ssd_gb_s: what its disks read.
     load_copies: how often a load crosses the network: as often as there are GPUs where each must
     have all of the KV (latent attention under tensor parallelism). runs: whether engines' caches go
-    by runs of blocks (RunCache).
+    by runs of blocks (RunCache). call_bytes: what one call of a client moves at most.
     shards: masters that share the keys.
     """
 
@@ -43,6 +44,7 @@ class FleetShape:
     ssd_gb_s: float = 6.0
     load_copies: int = 1
     runs: bool = False
+    call_bytes: int = 512 << 20
     prices: Prices = field(default_factory=Prices)
     shards: int = 1
 
@@ -59,3 +61,15 @@ class FleetShape:
     def gpus(self) -> int:
         """GPUs of all engines."""
         return sum(each.engines * each.gpus_each for each in self.groups)
+
+
+def split_of(text: str) -> tuple[int, int, int]:
+    """Return engines that do both, that prefill, that decode, of ``8`` or ``2P4D``; raise
+    ConfigError."""
+    found = re.fullmatch(r"(?:(\d{1,6})[pP](\d{1,6})[dD]|(\d{1,6}))", text.strip())
+    numbers = [int(each) for each in found.groups() if each] if found else []
+    if not numbers or not all(0 < each <= ENGINES_MAX for each in numbers):
+        raise ConfigError(
+            f"split: {text!r} is not allowed; allowed: a number of engines, or such as 2P4D"
+        )
+    return (numbers[0], 0, 0) if len(numbers) == 1 else (0, numbers[0], numbers[1])

@@ -14,8 +14,8 @@ from moonpool.workload.session import Session
 NUMBER_BITS = 24
 SCOPE_KEYS = 1 << 52
 Submit = Callable[[Request], None]
-Timed = Iterator[tuple[float, Request]]
-"""Requests of a conversation, each with the pause before it."""
+Played = tuple[float, Request]
+"""A request of a conversation, and the pause before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ class Conversations:
         requests = self._requests(session, self._taken)
         self._next_turn(clock, submit, until_s, requests)
 
-    def _next_turn(self, clock: Clock, submit: Submit, until_s: float, requests: Timed) -> None:
+    def _next_turn(
+        self, clock: Clock, submit: Submit, until_s: float, requests: Iterator[Played]
+    ) -> None:
         found = next(requests, None)
         if found is None:
             self._next_session(clock, submit, until_s)
@@ -71,7 +73,7 @@ class Conversations:
 
         clock.after(gap_s * self._plan.think, send)
 
-    def _requests(self, session: Session, number: int) -> Timed:
+    def _requests(self, session: Session, number: int) -> Iterator[Played]:
         block, base = self._block, number << NUMBER_BITS
         shared = session.shared_tokens // block
         known = shared if session.scope in self._began else 0
