@@ -19,16 +19,18 @@ class Hardware:
     """Rates of an engine and of its ways to the pool.
 
     prefill_s, attention_s: for a token, and for each token it looks back on, times two. step_s:
-    any step; weights_s: to read all weights, beside which a prompt's linear part is computed;
-    sequence_s: each sequence that decodes; kv_read_s: each token of its context in a decode step.
-    overhead_s: a request outside the engine's steps; tokenise_s: each of its tokens there.
-    hbm_tokens: room for KV. local_gb_s: each engine's way to its own host's pool; network_gb_s:
-    each host's way to the others, 10^9 bytes a second.
+    any step; launch_s: what a step takes at least, since a processor launches it while the one
+    before computes; weights_s: to read all weights, beside which a prompt's linear part is
+    computed; sequence_s: each sequence that decodes; kv_read_s: each token of its context in a
+    decode step. overhead_s: a request outside the engine's steps; tokenise_s: each of its tokens
+    there. hbm_tokens: room for KV. local_gb_s: each engine's way to its own host's pool;
+    network_gb_s: each host's way to the others, 10^9 bytes a second.
     """
 
     prefill_s: float = 2.4e-5
     attention_s: float = 4.2e-10
     step_s: float = 0.015
+    launch_s: float = 0.0
     weights_s: float = 0.0
     sequence_s: float = 0.0
     kv_read_s: float = 4.1e-8
@@ -62,6 +64,7 @@ class Hardware:
             prefill_s=self.prefill_s / factor,
             attention_s=self.attention_s / factor,
             step_s=self.step_s / factor,
+            launch_s=self.launch_s / factor,
             weights_s=self.weights_s / factor,
             sequence_s=self.sequence_s / factor,
             kv_read_s=self.kv_read_s / factor,

@@ -138,23 +138,25 @@ class Engine:
         elif self._phase is not None:
             self._cut_short(*self._phase)
 
-    def _length_s(self, steps: int) -> float:
-        """Return how long so many steps take that only decode."""
-        hardware, sequences = self.hardware, len(self._decoding)
-        read = self._context * steps + sequences * steps * (steps - 1) / 2
-        step = hardware.step_s + hardware.weights_s + hardware.sequence_s * sequences
-        return step * steps + hardware.kv_read_s * read
-
-    def _steps_in(self, passed_s: float, most: int) -> int:
-        """Return after how many steps the one ends that is under way after so long."""
+    def _decode_s(self) -> tuple[float, float]:
+        """Return a and b of the a x steps + b x steps^2 seconds that decoding alone takes."""
         hardware, sequences = self.hardware, len(self._decoding)
         square = hardware.kv_read_s * sequences / 2
         each = hardware.step_s + hardware.weights_s + hardware.sequence_s * sequences
-        each += hardware.kv_read_s * self._context - square
-        steps = passed_s / each
-        if square:
-            root = math.sqrt(each * each + 4 * square * passed_s)
-            steps = 2 * passed_s / (each + root)
+        return each + hardware.kv_read_s * self._context - square, square
+
+    def _length_s(self, steps: int) -> float:
+        """Return how long so many steps take that only decode."""
+        each, square = self._decode_s()
+        return max(self.hardware.launch_s * steps, each * steps + square * steps * steps)
+
+    def _steps_in(self, passed_s: float, most: int) -> int:
+        """Return after how many steps the one ends that is under way after so long."""
+        each, square = self._decode_s()
+        root = math.sqrt(each * each + 4 * square * passed_s)
+        steps = 2 * passed_s / (each + root) if each + root else most
+        if self.hardware.launch_s:
+            steps = min(steps, passed_s / self.hardware.launch_s)
         # Rounding may not add a step where one ends just now.
         return max(1, min(most, math.ceil(steps - ROUNDING)))
 
@@ -187,6 +189,7 @@ class Engine:
         took = hardware.step_s + hardware.kv_read_s * self._context
         took += hardware.sequence_s * len(self._decoding)
         took += hardware.chunks([(sequence.done, end) for sequence, end in chunks])
+        took = max(took, hardware.launch_s)
         self.busy_s += took
         self._stepping = self._clock.after(took, lambda: self._end_mixed(chunks))
 

@@ -114,8 +114,11 @@ class Fleet:
         request.then = then
         engine.submit(request)
 
+    def _objects(self, blocks: int) -> int:
+        return -(-blocks * self.shape.block_tokens // self.shape.counted_tokens)
+
     def _lookup(self, request: Request) -> float:
-        return self.master.ask(self.clock.now_s, "match", len(request.keys))
+        return self.master.ask(self.clock.now_s, "match", self._objects(len(request.keys)))
 
     def _load(self, engine: Engine, sequence: Sequence, back: Callable[[int], None]) -> bool:
         pool = self.pool
@@ -125,7 +128,7 @@ class Fleet:
         if found <= sequence.found:
             return False
         held = pool.hold(keys, sequence.found, found)
-        now, objects = self.clock.now_s, held.count
+        now, objects = self.clock.now_s, self._objects(found - sequence.found)
         calls = -(-sum(held.hosts.values()) // self.shape.call_bytes)
         answered = self.master.ask(self.master.ask(now, "hold", objects), "get", objects, calls)
 
@@ -174,9 +177,10 @@ class Fleet:
         pool = self.pool
         assert pool is not None, "saves go to a pool"
         keys = request.keys
-        objects, nbytes = pool.missing(keys)
-        if not objects:
+        nbytes = pool.missing(keys)
+        if not nbytes:
             return
+        objects = self._objects(nbytes // self._block_bytes)
         granted = self.master.ask(self.clock.now_s, "put_start", objects)
 
         def over() -> None:

@@ -176,8 +176,8 @@ class FleetPool:
         each.leases += 1
         kept.append(each)
 
-    def missing(self, keys: Sequence[int]) -> tuple[int, int]:
-        """Return how many objects and bytes ``put`` would have to write."""
+    def missing(self, keys: Sequence[int]) -> int:
+        """Return how many bytes ``put`` would have to write."""
         there, stride = self._there, self._stride
         ends = self.ends(len(keys))
         if self._closed:
@@ -185,7 +185,7 @@ class FleetPool:
         else:
             absent = [place for place in ends if keys[place] not in there]
         blocks = sum(len(keys) % stride if (at + 1) % stride else stride for at in absent)
-        return len(absent), blocks * self._block_bytes
+        return blocks * self._block_bytes
 
     def tick(self) -> None:
         """Evict down to the low watermark where the high one is passed."""

@@ -46,7 +46,8 @@ def hardware_of(
     return Hardware(
         prefill_s=linear,
         attention_s=2.0 * model.layers * model.query_width / flops_16,
-        step_s=step_s or LAUNCH_S,
+        step_s=step_s,
+        launch_s=LAUNCH_S,
         weights_s=0.0 if step_s else model.weights_gb / (read_gb_s * gpus),
         kv_read_s=kv_bytes * copies / (read_gb_s * gpus * 1e9),
         overhead_s=0.005,

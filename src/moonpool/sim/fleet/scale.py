@@ -14,28 +14,28 @@ from moonpool.sim.fleet.fleet import Fleet
 from moonpool.sim.fleet.master import Prices
 from moonpool.sim.fleet.pool import PoolShape
 from moonpool.sim.fleet.records import Summary
-from moonpool.sim.fleet.seed import GROUP_GPUS, SESSIONS, shape_of
+from moonpool.sim.fleet.seed import GROUP_GPUS, POOL_GB_A_GPU, SESSIONS, shape_of
 from moonpool.sim.fleet.traffic import Conversations, Plan
 from moonpool.workload.workloads import scaling
 
 BLOCK_TOKENS = 256
 ENGINE_BLOCK_TOKENS = 64
 """What events name: each 256 tokens here are four blocks of an engine."""
-BEGIN_S = 60.0
-WARM_S = 120.0
-MESSAGES_A_LOAD = 3
+BEGIN_S = 120.0
+WARM_S = 180.0
 BUSY_MOST = 0.7
 """Of a master's core: above that, messages wait for one another longer than they are served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A fleet. dram_gb: of each GPU; object_blocks: of 256 tokens."""
+    """A fleet. dram_gb: of each GPU; object_blocks: of 256 tokens. Larger objects than the pool's
+    usual ones save memory here; the master's messages count usual ones."""
 
     gpus: int
-    length_s: float = 120.0
-    dram_gb: float = 40.0
-    object_blocks: int = 1
+    length_s: float = 60.0
+    dram_gb: float = 30.0
+    object_blocks: int = 4
     shards: int = 1
     seed: int = 1
 
@@ -45,7 +45,8 @@ class Load:
     """What one fleet asks of the pool's parts, in the measured window.
 
     messages_s: of the master's clients, by kind; master_busy: cores that these take. objects,
-    index_bytes: in the master's index, and what they take; full_index_bytes: with a full pool.
+    index_bytes: in the master's index, and what they take; full_index_bytes: with a full
+    pool of 100 GB a GPU.
     events_s: blocks that came or went in engines' caches, a second; router_busy: cores that these
     take in a router's index. nic_out_gbit_s: mean and most of a prefill host; shards: masters so
     that none is busy for more than BUSY_MOST of the time. seconds: of the processor, for the run.
@@ -81,7 +82,7 @@ def run(size: Size, prices: Prices, event_s: float) -> Load:
     pool = PoolShape(size.dram_gb * 4, size.object_blocks)
     shape = replace(shape, pool=pool, prices=prices, shards=size.shards)
     fleet = Fleet(shape)
-    plan = Plan(agents, BEGIN_S, repeat=True, seed=size.seed)
+    plan = Plan(agents, BEGIN_S, repeat=True, midway=True, seed=size.seed)
     traffic = Conversations(scaling(agents, size.seed), BLOCK_TOKENS, plan)
     began, ends = process_time(), WARM_S + size.length_s
     before = _Counters(fleet)
@@ -127,9 +128,8 @@ def _load(size: Size, fleet: Fleet, before: _Counters, event_s: float, seconds: 
     busy = (now.busy_s - before.busy_s) / length_s
     blocks = BLOCK_TOKENS // ENGINE_BLOCK_TOKENS
     events_s = (now.events - before.events) * blocks / length_s
-    objects = len(fleet.pool)
     object_bytes = fleet.shape.prices.object_bytes
-    fill = max(1e-9, fleet.pool.used / fleet.pool.capacity)
+    usual = fleet.shape.counted_tokens * fleet.shape.groups[0].hardware.kv_bytes
 
     def rates(after: dict[str, int], first: dict[str, int]) -> dict[str, float]:
         return {kind: (n - first.get(kind, 0)) / length_s for kind, n in after.items()}
@@ -141,9 +141,9 @@ def _load(size: Size, fleet: Fleet, before: _Counters, event_s: float, seconds: 
         items_s=rates(now.items, before.items),
         master_busy=busy,
         shards=shards_for(fleet.shape.prices, rates(now.messages, before.messages), busy),
-        objects=objects,
-        index_bytes=objects * object_bytes,
-        full_index_bytes=objects / fill * object_bytes,
+        objects=fleet.pool.used // usual,
+        index_bytes=fleet.pool.used / usual * object_bytes,
+        full_index_bytes=POOL_GB_A_GPU * 1e9 * size.gpus / usual * object_bytes,
         events_s=events_s,
         router_busy=events_s * event_s,
         nic_out_gbit_s=float(out.mean()),

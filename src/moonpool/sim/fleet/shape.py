@@ -31,7 +31,8 @@ class FleetShape:
     load_copies: how often a load crosses the network: as often as there are GPUs where each must
     have all of the KV (latent attention under tensor parallelism). runs: whether engines' caches go
     by runs of blocks (RunCache). call_bytes: what one call of a client moves at most.
-    shards: masters that share the keys.
+    counted_tokens: objects of so many tokens are counted in the master's messages, however large
+    those of the pool are. shards: masters that share the keys.
     """
 
     both: Group | None = None
@@ -45,6 +46,7 @@ class FleetShape:
     load_copies: int = 1
     runs: bool = False
     call_bytes: int = 512 << 20
+    counted_tokens: int = 256
     prices: Prices = field(default_factory=Prices)
     shards: int = 1
 

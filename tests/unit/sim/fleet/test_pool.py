@@ -55,7 +55,7 @@ def test_ends_of_prompts_are_objects_of_their_own() -> None:
     # Blocks 0 to 3 are an object, 4 and 5 one that ends with the prompt.
     assert found.match(chain(1, 20)) == 6
     assert found.match(chain(1, 5)) == 4
-    assert found.missing(chain(1, 9)) == (2, 5 * BLOCK)
+    assert found.missing(chain(1, 9)) == 5 * BLOCK
     found.put(chain(1, 9), 0)
     assert found.match(chain(1, 20)) == 9
     assert len(found) == 4
