@@ -1,9 +1,13 @@
-"""``bench e2e`` on two real engines below one pool: hits by source are those of a brute count."""
+"""``bench e2e`` and a recording router on two real engines below one pool."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +19,9 @@ from moonpool.client.store import Store
 from moonpool.demo.model import build_model
 from moonpool.workload.prompts import Prompts
 from moonpool.workload.selection import Cut, Selection, select
+from moonpool.workload.stats import stats_of
 from moonpool.workload.traces import read_trace
+from tests.e2e.router_process import Router
 from tests.e2e.vllm.conftest import NEW, SHAPE
 from tests.e2e.vllm.servers import BLOCK, Server
 from tests.integration.processes import Master, eventually, pool
@@ -34,6 +40,8 @@ CONFIG = {
         "object_tokens": BLOCK,
         "lookup_wait_ms": 10_000,
         "cost_model": False,
+        "save_timeout_s": 120.0,
+        "load_timeout_s": 120.0,
     },
 }
 
@@ -129,3 +137,46 @@ def _objects(address: str) -> int:
 def _loaded(counts: Counts | None) -> float:
     assert counts is not None
     return counts["vllm:moonpool_hit_tokens_total"]
+
+
+def test_text_is_recorded_in_the_engines_own_blocks(
+    engines: tuple[Master, list[Server]], tmp_path: Path
+) -> None:
+    """Two questions to the same document: lengths are those that the engine counts, and the
+    blocks that the two share are the document's."""
+    _, servers = engines
+    out = tmp_path / "recorded.jsonl"
+    document = "All work and no play makes a dull day. " * 8
+    flags = ("--record", str(out), "--policy", "prefix")
+    counted = []
+    with Router(tmp_path, *flags, *(f"--instance={server.url}" for server in servers)) as router:
+        eventually("prompts are known as tokens", lambda: _exact(router.url), SAVED_S)
+        for question in ("Who works here?", "And who plays at all?"):
+            body = {"model": "tiny", "prompt": document + question, "max_tokens": 3}
+            body |= {"ignore_eos": True, "user": "somebody"}
+            counted.append(_post(f"{router.url}/v1/completions", body)["usage"])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["input_length"] for line in lines] == [u["prompt_tokens"] for u in counted]
+    assert [line["output_length"] for line in lines] == [3, 3]
+    assert len({line["session_id"] for line in lines}) == 1
+    first, second = (line["hash_ids"] for line in lines)
+    shared = sum(one == other for one, other in zip(first, second, strict=False))
+    # A token is a byte of the text.
+    assert shared == len(document) // BLOCK < len(first) <= len(second)
+    assert shared * BLOCK >= (counted[1]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+    assert "dull" not in out.read_text()
+    stats = stats_of(read_trace(out))
+    assert (stats.requests, stats.sessions) == (2, 1)
+
+
+def _exact(url: str) -> bool:
+    with urllib.request.urlopen(f"{url}/status", timeout=SAVED_S) as response:
+        return bool(json.load(response)["prompts"]["kind"] != "text")
+
+
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=300) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
