@@ -160,13 +160,23 @@ def _heads(layer: Any, split: Split) -> int:
 
 def kv_format(vllm_config: Any, kv_cache_config: Any) -> str:
     """Return how the device arranges K inside a block: CPU kernels pack it for their ISA."""
-    device = str(getattr(vllm_config.device_config, "device_type", "unknown"))
+    device = device_format(str(getattr(vllm_config.device_config, "device_type", "unknown")))
+    if not device.startswith("cpu"):
+        return device
+    return f"{device}/{_attention_isa(vllm_config, kv_cache_config)}"
+
+
+def device_format(device: str = "") -> str:
+    """Return what device arranges the bytes, "": this process's, and what kind of processor."""
+    if not device:
+        from vllm.platforms import current_platform
+
+        device = str(current_platform.device_type)
     if device != "cpu":
         return device
     import torch
 
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"cpu/{capability}/{_attention_isa(vllm_config, kv_cache_config)}"
+    return f"cpu/{torch.backends.cpu.get_cpu_capability()}"
 
 
 def _attention_isa(vllm_config: Any, kv_cache_config: Any) -> str:
