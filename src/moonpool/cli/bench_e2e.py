@@ -167,9 +167,11 @@ def _print(found: Any) -> None:
 
 
 def _compare(first: Path, second: Path, files: Any) -> None:
-    from moonpool.bench.e2e.compare import COLUMNS, labels, ratio_rows, read
+    from moonpool.bench.e2e.compare import COLUMNS, labels, ratio_rows, read, warning
 
     left, right = read(first), read(second)
     one, other = labels(first, second, left, right)
     files.write_comparison((one, left), (other, right))
+    if text := warning(left, right):
+        typer.echo(f"moonpool: {text}", err=True)
     print_table(["", one, other, *COLUMNS], ratio_rows(left, right))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moonpool.bench.e2e.compare import ratio, warning
 from moonpool.bench.e2e.counters import Hits, Page, grown, hits_of, parse
 from moonpool.bench.e2e.record import UNFINISHED, Record
 from moonpool.bench.e2e.summary import bands, miss_cost, spread, summarise
@@ -144,3 +145,17 @@ def test_what_is_not_counted_is_unknown() -> None:
     assert found.recomputed is None
     # Without counters, what answers say is what there is.
     assert hits_of([{}], [_record(0, cached_tokens=25)]).hit_rate == 0.25
+
+
+def test_how_many_times_better() -> None:
+    assert ratio(3.0, 1.5, lower=True) == 2.0
+    assert ratio(3.0, 1.5, lower=False) == 0.5
+    assert ratio(3.0, None, lower=True) is None
+    assert ratio(0.0, 1.0, lower=False) is None
+
+
+def test_runs_of_other_requests_are_told_apart() -> None:
+    run = {"workload": {"trace": "a", "requests": 3}, "options": {"mode": "open"}}
+    other = {"workload": {"trace": "a", "requests": 4}, "options": {"mode": "closed"}}
+    assert warning(run, run) == ""
+    assert warning(run, other).endswith(": requests, mode")

@@ -14,6 +14,7 @@ from moonpool.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 30
 COLUMNS = ("better by",)
+SAME = ("trace", "requests", "prompt_tokens", "output_tokens", "block_tokens")
 PERCENTILES = ("p50", "p90", "p95", "p99", "mean")
 
 _Shown = Callable[[float | None], str]
@@ -43,6 +44,14 @@ def labels(first: Path, second: Path, left: Any, right: Any) -> tuple[str, str]:
     """Return names for two runs that tell them apart."""
     one, other = left["label"] or first.stem, right["label"] or second.stem
     return (one, other) if one != other else (f"A: {one}", f"B: {other}")
+
+
+def warning(left: Any, right: Any) -> str:
+    """Return what stands in the way of comparing two runs; "" where nothing does."""
+    different = [name for name in SAME if left["workload"].get(name) != right["workload"].get(name)]
+    if left["options"].get("mode") != right["options"].get("mode"):
+        different.append("mode")
+    return f"the runs differ in what they sent: {', '.join(different)}" if different else ""
 
 
 def ratio_rows(left: Any, right: Any) -> list[list[str]]:

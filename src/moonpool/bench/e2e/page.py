@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moonpool.bench.e2e import plots, rows
-from moonpool.bench.e2e.compare import COLUMNS, ratio_rows
+from moonpool.bench.e2e.compare import COLUMNS, ratio_rows, warning
 
 NOTES = (
     "Latencies count from when a request was to be sent, whether or not it was sent then. "
@@ -38,6 +38,7 @@ def comparison_page(first: plots.Run, second: plots.Run) -> str:
     """Return two runs side by side."""
     (one, left), (other, right) = first, second
     lines = [f"{one}: {rows.heading(left)}", f"{other}: {rows.heading(right)}"]
+    lines += [text] if (text := warning(left, right)) else []
     titles = "".join(f"<p>{_text(line)}</p>" for line in lines)
     table = _table(["", one, other, *COLUMNS], ratio_rows(left, right))
     return _whole(f"{one} and {other}", [titles, table, _pictures([first, second])])
