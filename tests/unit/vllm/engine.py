@@ -20,7 +20,7 @@ from moonpool.vllm.jobs import LoadDone, SaveDone
 from moonpool.vllm.layout import RegionTable
 from moonpool.vllm.link import Link
 from moonpool.vllm.namespace import Namespace
-from moonpool.vllm.parts import Keyspace, windowed
+from moonpool.vllm.parts import Keyspace, Part, windowed
 from moonpool.vllm.scheduler import SchedulerSide
 from moonpool.vllm.worker import WorkerSide
 from tests.unit.vllm.fakes import (
@@ -70,7 +70,13 @@ class SchedulerOnly:
     """The scheduler's side with stand-ins for everything around it."""
 
     def __init__(
-        self, *, blocks: int = 64, pool: FakePool | None = None, window: int = 0, **changes: Any
+        self,
+        *,
+        blocks: int = 64,
+        pool: FakePool | None = None,
+        window: int = 0,
+        parts: tuple[Part, ...] = (),
+        **changes: Any,
     ) -> None:
         self.pool = pool or FakePool()
         self.clock = Clock()
@@ -84,7 +90,7 @@ class SchedulerOnly:
             self.link,  # type: ignore[arg-type]
             self.courier,
             self.clock,
-            keyspace=Keyspace((windowed(window, BLOCK),)),
+            keyspace=Keyspace(parts or (windowed(window, BLOCK),)),
         )
         self.side.pins.bind(self.block_pool, STRIDE)
         self.side.worker_is("LC")

@@ -261,3 +261,36 @@ def test_a_view_of_bytes_and_one_of_half_floats_are_addressed_in_bytes() -> None
         table = layout.probe({"a": tensor}, ["a"], BLOCKS, TOKENS)
         assert table.block_bytes == HEADS * TOKENS * CONTENT * size
         assert table.strides.tolist() == [table.block_bytes]
+
+
+def test_a_state_travels_without_its_page() -> None:
+    """vLLM pads a convolution's 512 bytes to the page of an attention layer."""
+    page, useful = 65536, 512
+    raw = torch.zeros(BLOCKS * page, dtype=torch.int8)
+    view = torch.as_strided(raw, (BLOCKS, 1, 1, useful), (page, useful, useful, 1))
+    table = layout.probe({"l.conv": view}, ["l.conv"], BLOCKS, 1)
+    assert (table.block_bytes, table.lengths.tolist()) == (useful, [useful])
+    assert table.strides.tolist() == [page]
+
+
+def test_groups_that_overlay_the_same_memory_are_joined_by_rows() -> None:
+    """A row is a block of each group; a block is in one group at a time, all in one memory."""
+    one, other = make("LBHNC"), make("BLHNC")
+    tables = [probe(one), probe(other)]
+    joined = layout.joined(tables)
+    assert joined.width == 2
+    assert joined.block_bytes == sum(table.block_bytes for table in tables)
+    ids = np.array([1, 4, 3, 0], np.int32)
+    pieces = joined.pieces(ids, np.array([0, 1, 2], np.int64))
+    content = b"".join(
+        ctypes.string_at(int(at), int(size))
+        for at, size in zip(pieces.addresses, pieces.lengths, strict=True)
+    )
+    expected = [
+        read(tables[0], [1]),
+        read(tables[1], [4]),
+        read(tables[0], [3]),
+        read(tables[1], [0]),
+    ]
+    assert content == b"".join(each.tobytes() for each in expected)
+    assert joined.bytes_of(ids) == len(content)
