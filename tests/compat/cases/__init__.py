@@ -23,6 +23,7 @@ MODULES = (
     "beside",
     "leases",
     "tenants",
+    "hanging",
     "random_calls",
     "plain",
     "speed",

@@ -152,3 +152,21 @@ def case_files_are_lent(api: Api) -> None:
         same(store.mount_segment(str(path), 0), {"ret": 0, "segment_ids": []})
     same(store.mount_segment("/nosuch", MB16), nothing)
     same(store.mount_segment("", MB16), nothing)
+
+
+def case_what_is_in_a_file_that_is_lent(api: Api) -> None:
+    store = api.another()
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "segment"
+        path.touch()
+        with path.open("r+b") as file:
+            file.truncate(MB16)
+        found = store.mount_segment(str(path), MB16)
+        same(found["ret"], 0)
+        puts = [
+            api.s.put(f"q{i}", b"Q" * (4 << 20)) for i in range(18)
+        ]  # of 80 MiB: some are there
+        same(puts, [0] * 18)
+        same(b"Q" * 4096 in path.read_bytes(), api.differs("files that are lent", True, False))
+        same(store.unmount_segment(found["segment_ids"]), 0)
+        api.s.remove_all(True)
