@@ -19,7 +19,15 @@ from moonpool.bench.stress import BOTH, Plan, Share, plan_of, share_of
 from moonpool.bench.stress_worker import Counts, Order, Worker
 from moonpool.cli.app import app
 from moonpool.errors import ConfigError
-from tests.integration.processes import Master, environment, eventually, pool
+from tests.integration.networks import Hosts, needs_namespaces
+from tests.integration.processes import (
+    Master,
+    Node,
+    environment,
+    eventually,
+    pool,
+    ready_segments,
+)
 
 RUN = CliRunner()
 END_S = 100.0
@@ -51,10 +59,12 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
         yield found
 
 
-def _start(master: Master, *arguments: object) -> subprocess.Popen[str]:
+def _start(
+    master: Master, *arguments: object, prefix: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "moonpool.cli", "bench", "stress")
     return subprocess.Popen(
-        [sys.executable, "-m", "moonpool.cli", "bench", "stress", "--master", master.address,
-         *map(str, arguments)],
+        [*prefix, *command, "--master", master.address, *map(str, arguments)],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -131,7 +141,7 @@ def test_a_writer_goes_no_further_ahead_than_it_may(store: Store) -> None:
     assert (put.good, put.done, put.ended) == (4, False, "its readers do not come after")
 
 
-def test_hosts_that_write_and_that_read(master: Master, tmp_path: Path) -> None:
+def test_roles_that_are_started_apart(master: Master, tmp_path: Path) -> None:
     """More than the pool holds goes through it: readers remove what they have read."""
     same = ("--run", "hosts", "--writers", 3, "--readers", 2, "--objects", 40, "--size", "1MB",
             "--batch", 4, "--ahead", 2, "--wait", END_S)  # fmt: skip
@@ -151,6 +161,30 @@ def test_hosts_that_write_and_that_read(master: Master, tmp_path: Path) -> None:
     assert found[2]["read"]["bytes"] == 120 << 20
     with Store.connect(master.address) as probe:
         assert not list(probe.list("stress/hosts/"))
+
+
+@needs_namespaces
+def test_hosts_with_a_network_between_them(tmp_path: Path) -> None:
+    """Writers, readers and the pool are each on a host of their own."""
+    same = ("--run", "far", "--objects", 20, "--size", "256KB", "--batch", 4, "--wait", END_S)
+    with Hosts(3) as hosts, Master(tmp_path, host=hosts.here) as master:
+        node = Node(tmp_path, master, "far", host=hosts.address(0))
+        node.prefix = hosts.command(0)
+        with node, Store.connect(master.address, name="probe") as probe:
+            eventually("the node is there", lambda: ready_segments(probe) == 1, END_S)
+            files = [tmp_path / f"{role}.json" for role in ("write", "read")]
+            roles = [
+                _start(
+                    master, *same, "--role", file.stem, "--transport", "tcp", "--json", file,
+                    prefix=hosts.command(place),
+                )
+                for place, file in enumerate(files, start=1)
+            ]  # fmt: skip
+            said = [role.communicate(timeout=END_S) for role in roles]
+    assert [role.returncode for role in roles] == [0, 0], said
+    found = [json.loads(file.read_text()) for file in files]
+    assert found[0]["write"]["objects"] == found[1]["read"]["objects"] == 40
+    assert found[1]["read"]["bytes"] == 40 * (256 << 10)
 
 
 def test_ctrl_c_says_what_was_done(master: Master, tmp_path: Path) -> None:
