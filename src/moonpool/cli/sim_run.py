@@ -18,6 +18,7 @@ def register(parent: typer.Typer) -> None:
     """Add the commands."""
     parent.command()(run)
     parent.command()(scale)
+    parent.command()(h200)
 
 
 def _named(table: dict[str, Any], name: str, key: str) -> Any:
@@ -202,3 +203,28 @@ def scale(
     print_table(scale_report.PRICE_HEADINGS, scale_report.price_rows(prices, event_s))
     print_table(scale_report.HEADINGS, scale_report.rows(loads))
     print_table(scale_report.SHARD_HEADINGS, scale_report.shard_rows(loads, prices))
+
+
+@reports_errors
+def h200(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulate what was measured on H200s (docs/benchmarks.md), with fitted rates and with those
+    of the model's shape."""
+    from moonpool.sim.fleet import h200 as runs
+
+    rows, found = [], {}
+    for name, hardware in runs.rates().items():
+        compared = [*runs.ttfts(hardware), *runs.replay(hardware)[0]]
+        found[name] = [
+            {"name": each.name.strip(), "measured": each.measured, "simulated": each.simulated}
+            for each in compared
+        ]
+        rows += [
+            [name, each.name, f"{each.measured:.3f}", f"{each.simulated:.3f}", f"{each.off:+.0%}"]
+            for each in compared
+        ]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(["rates", "", "measured", "simulated", "off"], rows)

@@ -25,19 +25,19 @@ LOOP_S = 10e-6
 NAMESPACE = b"N" * 16
 PAGE = 4096
 MANY, FEW = 64, 1
-ROUNDS = 200
-OBJECTS = 50_000
+ROUNDS = 100
+OBJECTS = 30_000
 SEGMENTS = 8
 EVENT_BLOCKS = 200
 
 
 class _Master:
-    """A master with a pool of many small objects, asked over its wire."""
+    """A master with a pool of so many small objects, asked over its wire."""
 
     def __init__(self, objects: int) -> None:
         self.state = MasterState(MasterConfig(watermark_high=1.0, watermark_low=1.0), 1)
         self.now_s = 0.0
-        each = (objects + MANY * ROUNDS * 4) // SEGMENTS
+        each = objects // SEGMENTS
         for number in range(SEGMENTS):
             node = f"n{number}"
             info = m.SegmentInfo("s", node, f"h{number}", "a:1", "/p", each * PAGE, 2 * each)
@@ -45,13 +45,16 @@ class _Master:
             assert isinstance(mounted, m.Mounted), mounted
             self.state.handle(m.Announce(mounted.handle, [], True), node, 0.0)
 
+    def __len__(self) -> int:
+        return self.state.state.index.count
+
     def timed(self, message: m.Request) -> tuple[float, m.Reply | None]:
         """Return the seconds that a message takes, and its answer."""
         frame = encode(1, message)
         self.now_s += 1e-4
         began = process_time()
         number, asked = decode_request(memoryview(frame)[HEADER_BYTES:])
-        reply = self.state.handle(asked, f"n{int(self.now_s * 1e4) % SEGMENTS}", self.now_s).reply
+        reply = self.state.handle(asked, "client", self.now_s).reply
         if reply is not None:
             encode(number, reply)
         return process_time() - began, reply
@@ -73,15 +76,20 @@ def _put(master: _Master, chain: int, count: int) -> tuple[float, float]:
     started_s, reply = master.timed(m.PutStart(items))
     assert isinstance(reply, m.PutStarted), reply
     generations = [grant.generation for grant in reply.grants]
-    ended_s, _ = master.timed(m.PutEnd(generations, [7] * count))
+    ended_s, reply = master.timed(m.PutEnd(generations, [7] * count))
+    assert isinstance(reply, m.Codes), reply
+    assert not any(reply.codes), reply
     return started_s, ended_s
 
 
 def _read(master: _Master, chain: int, count: int) -> dict[str, float]:
     names = _names(chain, count)
     keys = _packed(names)
+    match_s, reply = master.timed(m.Match(NAMESPACE, names, 16, 1))
+    assert isinstance(reply, m.Matched), reply
+    assert reply.count == count, "all of them are there"
     took = {
-        "match": master.timed(m.Match(NAMESPACE, names, 16, 1))[0],
+        "match": match_s,
         "hold": master.timed(m.Hold(keys, chain, 60.0))[0],
         "get": master.timed(m.Get(keys, chain, 60.0))[0],
     }
@@ -90,22 +98,27 @@ def _read(master: _Master, chain: int, count: int) -> dict[str, float]:
 
 
 def prices() -> Prices:
-    """Measure a master's messages; takes some seconds of one core. Sizes are 1 and 64 objects."""
+    """Measure a master's messages, of 1 and 64 objects, with a full pool: a put evicts as much as
+    it brings. Takes some seconds of one core."""
     master = _Master(OBJECTS)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    for chain in range(OBJECTS // MANY):
+    chains = OBJECTS // MANY
+    for chain in range(chains):
         _put(master, chain, MANY)
     gc.collect()
-    object_bytes = (tracemalloc.get_traced_memory()[0] - before) / OBJECTS
+    object_bytes = (tracemalloc.get_traced_memory()[0] - before) / len(master)
     tracemalloc.stop()
-    took: dict[int, dict[str, list[float]]] = {}
-    for count in (MANY, FEW):
-        found = took[count] = {kind: [] for kind in Prices().message}
-        for number in range(ROUNDS):
-            chain = (number * 7919) % (OBJECTS // MANY)
+    kinds = Prices().message
+    took = {count: {kind: list[float]() for kind in kinds} for count in (MANY, FEW)}
+    for number in range(ROUNDS):
+        for count, found in took.items():
+            # Of the younger half: of the others some have made room for them.
+            chain = chains - 1 - number * 7919 % (chains // 2)
             for kind, seconds in _read(master, chain, count).items():
                 found[kind].append(seconds)
+    for number in range(ROUNDS):
+        for count, found in took.items():
             started, ended = _put(master, OBJECTS + count * ROUNDS + number, count)
             found["put_start"].append(started)
             found["put_end"].append(ended)

@@ -45,12 +45,17 @@ class Records:
         found = self._floats.get(name)
         return np.asarray(self._ints[name] if found is None else found, dtype=np.float64)
 
-    def summary(self, begin_s: float = 0.0, end_s: float = np.inf) -> Summary:
+    def summary(
+        self, begin_s: float = 0.0, end_s: float = np.inf, *, ended_only: bool = False
+    ) -> Summary:
         """Return the figures of the requests that arrived in a window, and of the answers that
-        ended in it."""
+        ended in it. ended_only: hits and times too are of those that ended in it, for runs that
+        were cut off there."""
         arrived, first, end = (self.column(n) for n in ("arrived_s", "first_s", "end_s"))
         inside = (arrived >= begin_s) & (arrived < end_s)
         ended = (end >= begin_s) & (end < end_s)
+        if ended_only:
+            inside = ended
         length_s = min(end_s, float(end.max(initial=0.0))) - begin_s
         prompt = self.column("prompt_tokens")[inside]
         tokens = float(prompt.sum()) or 1.0

@@ -23,8 +23,6 @@ ENGINE_BLOCK_TOKENS = 64
 """What events name: each 256 tokens here are four blocks of an engine."""
 BEGIN_S = 120.0
 WARM_S = 180.0
-BUSY_MOST = 0.7
-"""Of a master's core: above that, messages wait for one another longer than they are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +42,11 @@ class Size:
 class Load:
     """What one fleet asks of the pool's parts, in the measured window.
 
-    messages_s: of the master's clients, by kind; master_busy: cores that these take. objects,
-    index_bytes: in the master's index, and what they take; full_index_bytes: with a full
-    pool of 100 GB a GPU.
-    events_s: blocks that came or went in engines' caches, a second; router_busy: cores that these
-    take in a router's index. nic_out_gbit_s: mean and most of a prefill host; shards: masters so
-    that none is busy for more than BUSY_MOST of the time. seconds: of the processor, for the run.
+    messages_s: of the master's clients, by kind; items_s: objects in them; master_busy: cores that
+    these take. objects, index_bytes: in the master's index, and what they take; full_index_bytes:
+    with a full pool of 100 GB a GPU. events_s: blocks that came or went in engines' caches, a
+    second; router_busy: cores that these take in a router's index. nic_out_gbit_s: mean and most of
+    a prefill host. seconds: of the processor, for the run.
     """
 
     gpus: int
@@ -57,7 +54,6 @@ class Load:
     messages_s: dict[str, float]
     items_s: dict[str, float]
     master_busy: float
-    shards: int
     objects: int
     index_bytes: float
     full_index_bytes: float
@@ -136,11 +132,10 @@ def _load(size: Size, fleet: Fleet, before: _Counters, event_s: float, seconds: 
 
     return Load(
         gpus=size.gpus,
-        summary=fleet.records.summary(WARM_S, WARM_S + length_s),
+        summary=fleet.records.summary(WARM_S, WARM_S + length_s, ended_only=True),
         messages_s=rates(now.messages, before.messages),
         items_s=rates(now.items, before.items),
         master_busy=busy,
-        shards=shards_for(fleet.shape.prices, rates(now.messages, before.messages), busy),
         objects=fleet.pool.used // usual,
         index_bytes=fleet.pool.used / usual * object_bytes,
         full_index_bytes=POOL_GB_A_GPU * 1e9 * size.gpus / usual * object_bytes,
@@ -153,19 +148,6 @@ def _load(size: Size, fleet: Fleet, before: _Counters, event_s: float, seconds: 
         simulated_s=WARM_S + length_s,
         seconds=seconds,
     )
-
-
-def shards_for(prices: Prices, messages_s: dict[str, float], busy: float) -> int:
-    """Return how many masters must share the keys so that each is busy BUSY_MOST of the time.
-
-    A message then goes to each of them, with its part of the objects: what a message costs is paid
-    by every master, what an object costs by one. 0: no number is enough.
-    """
-    message = sum(rate * prices.message[kind] for kind, rate in messages_s.items())
-    items = max(0.0, busy - message)
-    if message >= BUSY_MOST:
-        return 1 if busy <= BUSY_MOST else 0
-    return max(1, -int(-items // (BUSY_MOST - message)))
 
 
 def sizes(

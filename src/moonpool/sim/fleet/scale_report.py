@@ -10,7 +10,7 @@ import numpy as np
 
 from moonpool.errors import ConfigError
 from moonpool.sim.fleet.master import Prices
-from moonpool.sim.fleet.scale import BUSY_MOST, Load
+from moonpool.sim.fleet.scale import Load
 
 PRICE_HEADINGS = ["message", "each, us", "each object in it, us"]
 HEADINGS = [
@@ -26,8 +26,17 @@ HEADINGS = [
     "NIC out, Gbit/s",
     "most",
 ]
-SHARD_HEADINGS = ["GPUs", "masters", "messages/s of all", "each busy", "sum, cores"]
-SHARDS = (1, 2, 4, 8)
+SHARD_HEADINGS = [
+    "GPUs",
+    "masters",
+    "by key: messages/s",
+    "each busy",
+    "by chain: messages/s",
+    "each busy",
+]
+BUSY_MOST = 0.7
+"""Of a master's core: above that, messages wait for one another longer than they are served."""
+SHARDS = (1, 2, 4, 8, 16)
 Row = list[str]
 
 
@@ -75,19 +84,32 @@ def sharded(load: Load, prices: Prices, shards: int) -> tuple[float, float]:
     return messages, cores / shards
 
 
+def by_chain(load: Load, prices: Prices, shards: int) -> tuple[float, float]:
+    """Return the same where a prompt's objects have one master, but for those that many prompts
+    begin with: a lookup, a lease and its release ask a second one for these."""
+    messages = cores = 0.0
+    for kind, rate in load.messages_s.items():
+        parts = rate * (2.0 if shards > 1 and kind in ("match", "hold") else 1.0)
+        messages += parts
+        cores += parts * prices.message[kind] + load.items_s[kind] * prices.item[kind]
+    return messages, cores / shards
+
+
 def shard_rows(loads: Sequence[Load], prices: Prices) -> list[Row]:
     """Return what sharding does to the largest fleets."""
     found = []
     for load in loads[-2:]:
         for shards in SHARDS:
             messages, busy = sharded(load, prices, shards)
+            fewer, less = by_chain(load, prices, shards)
             found.append(
                 [
                     f"{load.gpus:,}",
                     str(shards),
                     f"{messages:,.0f}",
                     f"{busy:.0%}",
-                    f"{busy * shards:.2f}",
+                    f"{fewer:,.0f}",
+                    f"{less:.0%}",
                 ]
             )
     return found
@@ -125,8 +147,10 @@ def _draw_cores(axes: Any, loads: Sequence[Load], gpus: list[int]) -> None:
 
 def _draw_masters(axes: Any, load: Load, prices: Prices) -> None:
     counts = np.arange(1, 17)
-    busy = [100 * sharded(load, prices, int(count))[1] for count in counts]
-    axes.plot(counts, busy, "o-")
+    by_key = [100 * sharded(load, prices, int(count))[1] for count in counts]
+    chains = [100 * by_chain(load, prices, int(count))[1] for count in counts]
+    axes.plot(counts, by_key, "o-", label="by the key of each object")
+    axes.plot(counts, chains, "s-", label="by the chain it is of")
     axes.axhline(100 * BUSY_MOST, color="0.4", linestyle=":", label=f"{BUSY_MOST:.0%}")
     axes.set_xlabel("masters that share the keys")
     axes.set_ylabel("each of them busy, %")
