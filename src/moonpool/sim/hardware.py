@@ -23,7 +23,8 @@ class Hardware:
     before computes; weights_s: to read all weights, beside which a prompt's linear part is
     computed; sequence_s: each sequence that decodes; kv_read_s: each token of its context in a
     decode step. overhead_s: a request outside the engine's steps; tokenise_s: each of its tokens
-    there. hbm_tokens: room for KV. local_gb_s: each engine's way to its own host's pool;
+    there. contention: by what share a step is slower for each other engine at work on the host's
+    cores. hbm_tokens: room for KV. local_gb_s: each engine's way to its own host's pool;
     network_gb_s: each host's way to the others, 10^9 bytes a second.
     """
 
@@ -39,6 +40,7 @@ class Hardware:
     hbm_tokens: int = 850_000
     kv_bytes: int = 131_072
     batch_tokens: int = 8192
+    contention: float = 0.0
     sequences: int = 256
     context_tokens: int = 262_144
     local_gb_s: float = 43.0

@@ -108,12 +108,14 @@ class Endpoint:
 class Measured:
     """What was measured: seconds to the first token by the length of new prompts, of prompts that
     the engine has, and of prompts that another engine has given the pool; seconds between tokens
-    by (sequences, tokens of context each)."""
+    by (sequences, tokens of context each); how many times as long a new prompt takes while the
+    other engine computes one too."""
 
     cold_s: dict[int, float]
     known_s: dict[int, float]
     pool_s: dict[int, float]
     step_s: dict[tuple[int, int], float]
+    beside: float = 1.0
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -123,7 +125,7 @@ class Measured:
             name: {str(length): value for length, value in values.items()}
             for name, values in by_length.items()
         }
-        return {"ttft_s": lengths, "step_s": steps}
+        return {"ttft_s": lengths, "step_s": steps, "beside": self.beside}
 
 
 def measure(
@@ -153,7 +155,20 @@ def measure(
     steps = {}
     for count, length in ((1, min(lengths)), (1, max(lengths)), (TOGETHER, min(lengths))):
         steps[count, length] = _together(first, [prompt(length) for _ in range(count)])
-    return Measured(cold, known, pool, steps)
+    beside = 1.0
+    if len(endpoints) > 1:
+        length = sorted(lengths)[-2]
+        asked = [_at_once(endpoints, [prompt(length) for _ in endpoints]) for _ in range(ROUNDS)]
+        beside = _median(asked) / cold[length]
+        told(f"{length} tokens on all engines at once: {beside:.2f} times as long")
+    return Measured(cold, known, pool, steps, beside)
+
+
+def _at_once(endpoints: Sequence[Endpoint], prompts: list[list[int]]) -> float:
+    """Return the mean seconds to the first token of prompts that all engines compute at once."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda e, p: e.ask(p, 1), endpoints, prompts))
+    return sum(each.first_s for each in answers) / len(answers)
 
 
 def _together(endpoint: Endpoint, prompts: list[list[int]]) -> float:
@@ -188,6 +203,7 @@ def fitted(found: Measured, base: Hardware) -> Hardware:
         sequence_s=sequence_s,
         kv_read_s=kv_read_s,
         overhead_s=overhead_s,
+        contention=max(0.0, found.beside - 1.0),
     )
     return _with_loads(found, hardware)
 

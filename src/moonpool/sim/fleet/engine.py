@@ -33,6 +33,13 @@ class Sequence:
     left: int = 0
 
 
+@dataclass(slots=True)
+class Crowd:
+    """The engines of a host: how many are at work."""
+
+    at_work: int = 0
+
+
 Load = Callable[["Engine", Sequence, Callable[[int], None]], bool]
 """Begins to load what lies behind a sequence's own blocks; False if there is nothing. Calls back
 with how many blocks are there then."""
@@ -43,6 +50,7 @@ class Engine:
 
     lookup: asked when a request arrives, for when the pool's answer will be there. prefilled: told
     when a prompt's last chunk has been computed; decodes: whether this engine goes on with it.
+    crowd: the engines of its host, which may slow one another down.
     """
 
     def __init__(
@@ -58,9 +66,11 @@ class Engine:
         load: Load | None = None,
         prefilled: Callable[[Engine, Sequence], None] = lambda engine, sequence: None,
         decodes: bool = True,
+        crowd: Crowd | None = None,
     ) -> None:
         self.place, self.host = place, host
         self.busy_s = 0.0
+        self._crowd, self._at_work, self._slower = crowd or Crowd(), False, 1.0
         self.computed_tokens = self.steps = 0
         self.cache = cache
         self._clock, self.hardware, self._block = clock, hardware, block_tokens
@@ -148,10 +158,12 @@ class Engine:
     def _length_s(self, steps: int) -> float:
         """Return how long so many steps take that only decode."""
         each, square = self._decode_s()
-        return max(self.hardware.launch_s * steps, each * steps + square * steps * steps)
+        length_s = max(self.hardware.launch_s * steps, each * steps + square * steps * steps)
+        return self._slower * length_s
 
     def _steps_in(self, passed_s: float, most: int) -> int:
         """Return after how many steps the one ends that is under way after so long."""
+        passed_s /= self._slower
         each, square = self._decode_s()
         root = math.sqrt(each * each + 4 * square * passed_s)
         steps = 2 * passed_s / (each + root) if each + root else most
@@ -179,19 +191,27 @@ class Engine:
             self._start_decoding(sequence)
         self._joining.clear()
         chunks = self._schedule()
+        self._join_crowd(bool(chunks or self._decoding))
         if not chunks:
             if self._decoding:
-                # A first token is an event of its own.
-                steps = 1 if self._fresh else self._decoding[0][0] - self._step_number
+                # A first token is an event of its own, and so is each step that others slow down.
+                single = self._fresh or self.hardware.contention
+                steps = 1 if single else self._decoding[0][0] - self._step_number
                 self._run_until(self._clock.now_s, steps)
             return
         hardware = self.hardware
         took = hardware.step_s + hardware.kv_read_s * self._context
         took += hardware.sequence_s * len(self._decoding)
         took += hardware.chunks([(sequence.done, end) for sequence, end in chunks])
-        took = max(took, hardware.launch_s)
+        took = self._slower * max(took, hardware.launch_s)
         self.busy_s += took
         self._stepping = self._clock.after(took, lambda: self._end_mixed(chunks))
+
+    def _join_crowd(self, at_work: bool) -> None:
+        if at_work != self._at_work:
+            self._at_work = at_work
+            self._crowd.at_work += 1 if at_work else -1
+        self._slower = 1.0 + self.hardware.contention * max(0, self._crowd.at_work - 1)
 
     def _end_phase(self, steps: int) -> None:
         self.busy_s += self._length_s(steps)

@@ -91,6 +91,7 @@ class Fleet:
                     load=self._load if self.pool is not None and prefills else None,
                     prefilled=self._prefilled,
                     decodes=decodes,
+                    crowd=self.hosts[host].crowd,
                 )
 
             self.engines.append(router.add(make, host))

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import ClassVar
 
 from moonpool.sim.events import Clock
+from moonpool.sim.fleet.engine import Crowd
 from moonpool.sim.fleet.links import Backlog, FairLink
 
 
@@ -19,6 +20,7 @@ class Host:
         self.nic_in, self.nic_out = FairLink(clock, nic_gb_s), FairLink(clock, nic_gb_s)
         self.nic_out_small = Backlog(nic_gb_s)
         self.disk = FairLink(clock, ssd_gb_s)
+        self.crowd = Crowd()
         self.ways_in: dict[int, FairLink] = {}
         self.ways_out: dict[int, FairLink] = {}
         self._clock = clock

@@ -120,6 +120,15 @@ def test_two_loads_share_the_network() -> None:
         assert 1.0 + 0.01 < each.ttft_s < 1.0 + 0.025
 
 
+def test_engines_of_one_host_slow_one_another_down() -> None:
+    group = Group(2, replace(HARDWARE, contention=0.5), 0.5)
+    first, second = request(1, 1000), request(2, 1000)
+    Fleet(both(both=group)).run(Timed((0.0, first), (0.5, second)))
+    # The first step began alone; the second beside it, with half as much on top.
+    assert first.ttft_s == pytest.approx(1.01)
+    assert second.ttft_s == pytest.approx(1.5 * 1.01)
+
+
 def split(**more: object) -> FleetShape:
     shape = FleetShape(
         prefill=Group(1, HARDWARE), decode=Group(1, HARDWARE), block_tokens=BLOCK, prices=FREE
