@@ -12,7 +12,7 @@ LEASE_MS = 600_000
 FLAGS = "--put_start_discard_timeout_sec=1", "--put_start_release_timeout_sec=2"
 
 
-@pytest.fixture(scope="module", params=["moonpool", "mooncake"])
+@pytest.fixture(params=["moonpool", "mooncake"])
 def impatient(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bed]:
