@@ -167,7 +167,7 @@ def measure(
 def _at_once(endpoints: Sequence[Endpoint], prompts: list[list[int]]) -> float:
     """Return the mean seconds to the first token of prompts that all engines compute at once."""
     with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = list(pool.map(lambda e, p: e.ask(p, 1), endpoints, prompts))
+        answers: list[Answer] = list(pool.map(lambda e, p: e.ask(p, 1), endpoints, prompts))
     return sum(each.first_s for each in answers) / len(answers)
 
 
