@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moonpool.cli import sim_real, sim_run
-from moonpool.cli.output import print_json, print_table, reports_errors
+from moonpool.cli.output import print_table, reports_errors
 
 app = typer.Typer(
     help="Simulate a cluster: engines, hosts, network, pool and master.", no_args_is_help=True
@@ -22,7 +22,7 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="sim")
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures.", metavar="FILE")]
 Figure = Annotated[Path | None, typer.Option(help="Draw it to this PNG.", metavar="FILE.png")]
 
 
@@ -61,18 +61,20 @@ def numbers(text: str, key: str, most: int = 100_000) -> tuple[int, ...]:
 def seed_figures(
     sessions: Annotated[
         str, typer.Option(help="Also so many conversations at work.", metavar="N,N")
-    ] = "50,75,100,125",
+    ] = "30,40,50,75,100",
     gpus: Annotated[
         str, typer.Option(help="GPUs of the scaling run, multiples of 12.", metavar="N,N")
     ] = "12,24,36,48,60",
     seed: Annotated[int, typer.Option(min=0, help="Of the made traces.")] = 1,
     figure: Figure = None,
-    as_json: Json = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Simulate the published runs of vLLM with a pool (Kimi-K2.5 on GB200s), beside the figures.
 
     Exit code 1: a figure is further off than 25 % (ratios) or 2 points (hit rates).
     """
+    import json
+
     from moonpool.cli.output import NOT_WELL
     from moonpool.errors import ConfigError
     from moonpool.sim.fleet import seed as runs
@@ -81,22 +83,21 @@ def seed_figures(
     counts = numbers(gpus, "gpus")
     if any(count % runs.GROUP_GPUS for count in counts):
         raise ConfigError(f"gpus: {gpus!r} is not allowed; allowed: multiples of 12, with commas")
-    if figure is not None:
-        write_bytes(figure, b"")
+    for file in (figure, json_file):
+        if file is not None:
+            write_bytes(file, b"")
     found = runs.figures(numbers(sessions, "sessions"), counts, seed, say)
     if figure is not None:
         write_bytes(figure, report.figure(found))
     rows = report.comparison(found)
-    if as_json:
-        print_json(found.plain())
-    else:
-        print_table(
-            ["12 GPUs, 1P1D, Codex, 75 sessions", "published", "simulated", "off", "within"], rows
-        )
-        print_table(report.SESSION_HEADINGS, report.by_sessions(found), title="without / with")
-        print_table(report.SCALING_HEADINGS, report.scaling_rows(found), title="round robin")
-        typer.echo("Calibrated with the baseline's published hit rate; nothing else is fitted:")
-        for name, text in {**runs.CALIBRATED, **runs.ASSUMED}.items():
-            typer.echo(f"  {name}: {text}")
+    if json_file is not None:
+        write_bytes(json_file, json.dumps(found.plain(), indent=1).encode() + b"\n")
+    heading = f"{runs.GROUP_GPUS} GPUs, 1P1D, Codex, {runs.SESSIONS} sessions"
+    print_table([heading, "published", "simulated", "off", "within"], rows)
+    print_table(report.SESSION_HEADINGS, report.by_sessions(found), title="without / with")
+    print_table(report.SCALING_HEADINGS, report.scaling_rows(found), title="round robin")
+    typer.echo("Calibrated with the baseline's published hit rate; nothing else is fitted:")
+    for name, text in {**runs.CALIBRATED, **runs.ASSUMED}.items():
+        typer.echo(f"  {name}: {text}")
     if any(row[-1] == "no" for row in rows):
         raise typer.Exit(NOT_WELL)

@@ -152,6 +152,7 @@ def _draw_masters(axes: Any, load: Load, prices: Prices) -> None:
     axes.plot(counts, by_key, "o-", label="by the key of each object")
     axes.plot(counts, chains, "s-", label="by the chain it is of")
     axes.axhline(100 * BUSY_MOST, color="0.4", linestyle=":", label=f"{BUSY_MOST:.0%}")
+    axes.set_xticks([1, 4, 8, 12, 16])
     axes.set_xlabel("masters that share the keys")
     axes.set_ylabel("each of them busy, %")
     axes.set_title(f"{load.gpus:,} GPUs")

@@ -146,7 +146,7 @@ def _draw_scaling(axes: Any, found: SeedFigures) -> None:
     axes.set_ylabel("requests a second")
     published = f"published: over {PUBLISHED_SCALING_HIT_RATE:.0%}"
     axes.set_title(f"Scaling run; beside the points: hit rate ({published})")
-    axes.set_xlim(0)
+    axes.set_xlim(0, 1.12 * gpus[-1])
     axes.set_ylim(0)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
