@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from urllib.request import urlopen
 
 import pytest
 
@@ -62,6 +63,16 @@ def test_the_doctor_says_what_a_cluster_cannot_do(mooncake: Cluster) -> None:
     assert (code, engine["state"]) == (0, "note")
     assert "1 segments" in engine["found"]
     assert "look up without leasing" in engine["advice"]
+    assert "end sessions" in engine["advice"]
+
+
+def test_soft_pins_are_the_clusters_own(mooncake: Cluster) -> None:
+    for more in ("--soft-pin=60", "--soft-pin=-1"):
+        assert moonpool(mooncake, "put", f"soft{more}", "-", more, data=b"x")[0] == 0
+    with urlopen(f"http://127.0.0.1:{mooncake.admin_port}/metrics", timeout=30) as page:
+        assert "master_soft_pin_key_count 2\n" in page.read().decode()
+    for more in ("--soft-pin=60", "--soft-pin=-1"):
+        assert moonpool(mooncake, "rm", f"soft{more}", "--force")[0] == 0
 
 
 def test_what_is_missing_is_said_in_a_line(mooncake: Cluster) -> None:

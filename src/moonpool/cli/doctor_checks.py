@@ -140,7 +140,7 @@ def mooncake(machine: Machine) -> Finding:
 
 MOONCAKE_CANNOT = (
     "cannot: look up without leasing, explain a miss, hand over between engines, tell changes to a "
-    "router, drain; parents do not guide its eviction"
+    "router, drain, pin or unpin what is there, end sessions; parents do not guide its eviction"
 )
 
 

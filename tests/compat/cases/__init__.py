@@ -26,7 +26,6 @@ MODULES = (
     "hanging",
     "random_calls",
     "plain",
-    "speed",
 )
 CASES: dict[str, Callable[..., Any]] = {}
 

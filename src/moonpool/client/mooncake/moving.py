@@ -78,6 +78,10 @@ class MooncakePutter(Putter):
         config = self._wheel.config_class()
         config.replica_num = wishes.replicas
         config.with_hard_pin = wishes.pinned
+        if wishes.soft_pin_s:
+            config.soft_pin_action = self._wheel.soft_pin
+            if wishes.soft_pin_s > 0:
+                config.soft_pin_ttl_ms = max(1, int(wishes.soft_pin_s * 1000))
         if wishes.preferred:
             config.preferred_segments = [wishes.preferred]
         return config

@@ -21,8 +21,8 @@ ADMIN_PORT = 9003
 class MooncakeStore(Store):
     """A cluster of Mooncake's, with the calls of Store.
 
-    What a cluster cannot do raises NotSupportedError: handoffs, changes, drains. Parents, soft pins
-    and what ``put_near`` asks for are passed over.
+    What a cluster cannot do raises NotSupportedError: handoffs, changes, drains, pins of what is
+    there, sessions. Parents and what ``put_near`` asks for are passed over.
     """
 
     @classmethod

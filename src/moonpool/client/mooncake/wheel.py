@@ -45,6 +45,7 @@ class Wheel:
         _look_for(master, config.timeout_s)
         os.environ.setdefault("MC_RPC_TIMEOUT_MS", str(max(1, int(config.timeout_s * 1000))))
         self.config_class: Any = module.ReplicateConfig
+        self.soft_pin: Any = module.SoftPinAction.ENABLE
         self.buffer_bytes = config.mooncake_buffer
         self._store: Any = module.MooncakeDistributedStore()
         self._free = threading.Condition()
