@@ -58,16 +58,17 @@ class Errands:
         self._copies.setdefault(peer, []).append(item)
 
     def take(self) -> list[tuple[str, Push]]:
-        """Return what is to be sent, once."""
-        sent: list[tuple[str, Push]] = [
-            (peer, Offload(handle, *slots)) for (peer, handle), slots in self._offloads.items()
-        ]
-        sent += [(peer, Promote(items)) for peer, items in self._promotions.items()]
-        sent += [(peer, Copy(copies)) for peer, copies in self._copies.items()]
+        """Return what is to be sent, once. What goes off a disk comes before what is written anew."""
+        sent: list[tuple[str, Push]] = []
         for peer, (keys, generations) in self._drops.items():
             for at in range(0, len(keys), BATCH_ITEMS_MAX):
                 some = slice(at, at + BATCH_ITEMS_MAX)
                 sent.append((peer, DropShelved(keys[some], generations[some])))
+        sent += [
+            (peer, Offload(handle, *slots)) for (peer, handle), slots in self._offloads.items()
+        ]
+        sent += [(peer, Promote(items)) for peer, items in self._promotions.items()]
+        sent += [(peer, Copy(copies)) for peer, copies in self._copies.items()]
         for peer, keys in self._touches.items():
             for at in range(0, len(keys), BATCH_ITEMS_MAX):
                 sent.append((peer, TouchShelved(keys[at : at + BATCH_ITEMS_MAX])))

@@ -98,12 +98,17 @@ def settled(state: State, generation: int) -> Object | None:
 
 
 def _place(state: State, each: Object) -> tuple[Slot | None, Disk | None]:
-    """Return a place of an object on a node that has a disk, and the disk."""
+    """Return a place of an object on a node that has a disk, and the disk: not one that is being
+    drained, which is to have nothing any more, if there is another."""
+    found: tuple[Slot | None, Disk | None] = None, None
     for slot in each.slots:
-        disk = state.disks.by_peer.get(state.segments.by_handle[slot.segment].peer)
+        segment = state.segments.by_handle[slot.segment]
+        disk = state.disks.by_peer.get(segment.peer)
         if disk is not None and disk.ready:
-            return slot, disk
-    return None, None
+            if not segment.draining:
+                return slot, disk
+            found = slot, disk
+    return found
 
 
 def _is_worth_it(each: Object, disk: Disk) -> bool:

@@ -33,6 +33,8 @@ VALUE_SIZES: Final = (4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 2
 STAMPS_PER_S: Final = 1_000_000
 _STAMP_MAX: Final = 1 << 60
 EPOCH_MAX: Final = (1 << 31) - 1
+EPOCH_SHIFT: Final = 32
+"""Generations of an epoch begin at the epoch, shifted by so many bits."""
 GENERATION_MAX: Final = (1 << 63) - 1
 """The highest generation that a segment may bring along."""
 
@@ -48,7 +50,7 @@ class State:
         self.now = 0.0
         self._clock: float | None = None
         self._stamp = 0
-        self.generation = epoch << 32
+        self.generation = epoch << EPOCH_SHIFT
         self.segments = Segments()
         self.disks = Disks()
         self.errands = Errands()

@@ -32,6 +32,7 @@ from moonpool.core.messages import (
     Welcome,
     WriterGone,
 )
+from moonpool.core.state import EPOCH_SHIFT
 from moonpool.errors import MasterUnreachableError, MoonpoolError, NotLeaderError
 from moonpool.ha.seeker import HOPS_MAX, Seeker
 from moonpool.node.copying import NodeCopies
@@ -129,7 +130,7 @@ class MasterSession:
         try:
             if self._copies is not None:
                 await self._copies.begin(link, self._hello.peer)
-            await self._mount_all(link, welcome.version)
+            await self._mount_all(link, welcome)
             if self._disk is not None:
                 await self._disk.mount(link, welcome, self._hello.peer)
             self._tell(f"mounted at the master at {self._seeker}, epoch {welcome.epoch}")
@@ -176,27 +177,29 @@ class MasterSession:
 
     # --- mounting -----------------------------------------------------------------------------
 
-    async def _mount_all(self, link: Link, version: int) -> None:
+    async def _mount_all(self, link: Link, welcome: Welcome) -> None:
         """Announce one segment after the other; the next one is read meanwhile."""
         infos = self._storage.infos(self._address)
-        reading = self._reading(infos, 0)
+        floor = welcome.epoch << EPOCH_SHIFT
+        reading = self._reading(infos, 0, floor)
         try:
             for number, info in enumerate(infos):
                 contents = await reading
-                reading = self._reading(infos, number + 1)
+                reading = self._reading(infos, number + 1, floor)
                 segment = self._storage.segment(info.name)
                 if segment is not None:
-                    await self._mount(link, version, info, segment, contents)
+                    await self._mount(link, welcome.version, info, segment, contents)
         finally:
             await asyncio.gather(reading, return_exceptions=True)
 
-    def _reading(self, infos: list[SegmentInfo], number: int) -> asyncio.Future[Scan]:
+    def _reading(self, infos: list[SegmentInfo], number: int, floor: int) -> asyncio.Future[Scan]:
         """Begin to read what is in a segment; nothing is in one beyond the last."""
         if number >= len(infos):
             none: asyncio.Future[Scan] = asyncio.get_running_loop().create_future()
             none.set_result(Scan([], [], 0, 0))
             return none
-        return asyncio.ensure_future(asyncio.to_thread(self._storage.contents, infos[number].name))
+        name = infos[number].name
+        return asyncio.ensure_future(asyncio.to_thread(self._storage.contents, name, floor))
 
     async def _mount(
         self, link: Link, version: int, info: SegmentInfo, segment: Segment, contents: Scan

@@ -204,15 +204,22 @@ class Storage:
                 address=address,
                 path=held.segment.path,
                 data_bytes=held.segment.geometry.data_bytes,
-                slots=held.segment.geometry.slots,
+                slots=held.segment.slots,
             )
             for name, held in self._held.items()
         ]
 
-    def contents(self, name: str) -> Scan:
-        """Return what is in a segment: the verified scan of a take-over once, then new ones."""
+    def contents(self, name: str, floor: int = 0) -> Scan:
+        """Return what is in a segment: the verified scan of a take-over once, then new ones.
+
+        floor: the generation above which the master that asks grants; no other is begun from now
+        on.
+        """
         held = self._held[name]
+        held.segment.raise_floor(floor)
         adopted, held.adopted = held.adopted, None
+        if adopted is not None and self.has_old_users():
+            adopted = None  # they may have begun to write since
         return adopted or held.segment.scan(pack=True)
 
     def doubtful(self) -> list[str]:

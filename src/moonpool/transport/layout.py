@@ -41,6 +41,9 @@ CLOCK_SLACK_S: Final = 86_400
 """How far the clocks of a pool's hosts may differ."""
 
 FREE, WRITING, COMMITTED = 0, 1, 2
+FLOOR: Final = 0xFFFF << 32
+"""The first word of a free entry that holds no object ever, but the segment's floor: the last one.
+Its second word is a generation; what was granted up to that one must not be begun any more."""
 
 HEADER: Final = np.dtype(
     [

@@ -34,19 +34,31 @@ _STALE = InvalidWriteError.code
 
 
 class _Parts(NamedTuple):
-    """Views of one mapping; whoever holds them keeps it mapped."""
+    """Views of one mapping; whoever holds them keeps it mapped. floor: see ``Segment.floor``."""
 
     memory: npt.NDArray[np.uint8]
     owners: Owners
     table: Entries
+    floor: memoryview
 
 
 class Views(NamedTuple):
-    """The same memory for single objects: bytes, page owners as u64, the table as bytes."""
+    """The same memory for single objects: bytes, page owners as u64, the table as bytes, the floor
+    as two u64."""
 
     memory: memoryview
     owners: memoryview
     table: memoryview
+    floor: memoryview
+
+    def allowed(self) -> int:
+        """Return the generation above which slots may be begun."""
+        return floor_in(self.floor)
+
+
+def floor_in(words: memoryview) -> int:
+    """Return the floor that the last entry of a table holds, 0 if it holds none."""
+    return int(words[1]) if words[0] == layout.FLOOR else 0
 
 
 class Segment:
@@ -76,9 +88,10 @@ class Segment:
         memory.flags.writeable = self.writable = writable
         owners = memory[shape.owners_offset : shape.owners_offset + 8 * shape.pages]
         table = memory[shape.table_offset : shape.table_offset + layout.ENTRY_BYTES * shape.slots]
-        self._views: Views | None = Views(memory.data, owners.data.cast("Q"), table.data)
+        floor = table[-layout.ENTRY_BYTES :][:16].data.cast("Q")
+        self._views: Views | None = Views(memory.data, owners.data.cast("Q"), table.data, floor)
         self._parts: _Parts | None = _Parts(
-            memory, Owners(owners.view(np.uint64)), table.view(ENTRY)
+            memory, Owners(owners.view(np.uint64)), table.view(ENTRY), floor
         )
         self._fd = fd
         self.data_offset = shape.data_offset
@@ -100,7 +113,10 @@ class Segment:
             os.ftruncate(fd, header.geometry.total_bytes)
             os.pwrite(fd, layout.pack_header(header), 0)
             mapping, first = huge.mapped(fd, header.geometry.total_bytes, writable=True)
-            return cls(header, mapping, os.fspath(path), fd, first=first)
+            made = cls(header, mapping, os.fspath(path), fd, first=first)
+            if header.geometry.slots > 1:
+                made.views().floor[0] = layout.FLOOR
+            return made
         except BaseException:
             os.close(fd)
             Path(path).unlink(missing_ok=True)
@@ -186,6 +202,23 @@ class Segment:
         """Return the data area, shape (data_bytes,)."""
         return self.parts().memory[self.geometry.data_offset :]
 
+    @property
+    def slots(self) -> int:
+        """How many entries there are for objects. The last one of the table is for the floor, save
+        in files of earlier versions."""
+        return self.geometry.slots - (self.views().floor[0] == layout.FLOOR)
+
+    def raise_floor(self, generation: int) -> None:
+        """Let no slot be begun that was granted up to this generation: by the node, before it looks
+        what the segment holds, for a master that does not know of earlier masters' grants.
+
+        A writer says in the table that it writes before it looks at the floor, so that one of the
+        two sees the other.
+        """
+        words = self.views().floor
+        if words[0] == layout.FLOOR:
+            words[1] = generation
+
     # --- objects ------------------------------------------------------------------------------
 
     def inside(self, places: Places) -> Bools:
@@ -212,7 +245,7 @@ class Segment:
         """Take the slots for writing; return a code for each, shape (n,).
 
         -600: a place outside the segment or too small; -700: this or a later writer has been
-        there: a slot is begun once.
+        there (a slot is begun once), or its grant is of a master that is no more.
         """
         if small.is_small_write(places):
             return np.array(small.begin(self, places, keys, parents), np.int64)
@@ -223,13 +256,16 @@ class Segment:
         first, count = pages_of(places.offsets[good], places.capacities[good])
         newest = parts.owners.newest(first, count)
         codes[np.flatnonzero(good)[newest >= places.generations[good]]] = _STALE
+        codes[(codes == 0) & (places.generations <= np.uint64(floor_in(parts.floor)))] = _STALE
         good = codes == 0
         if not good.any():
             return codes
         entries = _entries(places, keys, key_bytes, parents)[good]
         entries["check"] = layout.entry_checks(entries)
-        first, count = pages_of(places.offsets[good], places.capacities[good])
         parts.table[places.indexes[good]] = entries
+        codes[good & (places.generations <= np.uint64(floor_in(parts.floor)))] = _STALE
+        good = codes == 0
+        first, count = pages_of(places.offsets[good], places.capacities[good])
         parts.owners.fill(first, count, places.generations[good])
         for i in np.flatnonzero(good & (key_bytes > layout.KEY_INLINE_BYTES)).tolist():
             at = self.geometry.data_offset + int(places.offsets[i]) + int(places.sizes[i])

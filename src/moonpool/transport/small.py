@@ -176,7 +176,7 @@ def _begin(segment: Segment, place: Place, key: bytes, parent: bytes) -> int:
     views = segment.views()
     index, offset, size, room, generation = place
     first, last = _pages(offset, room)
-    if max(views.owners[first:last].tolist()) >= generation:
+    if max(views.owners[first:last].tolist()) >= generation or generation <= views.allowed():
         return _STALE
     inline = key if len(key) <= KEY_INLINE_BYTES else b""
     kept = parent if len(parent) <= layout.PARENT_BYTES_MAX else b""
@@ -184,6 +184,8 @@ def _begin(segment: Segment, place: Place, key: bytes, parent: bytes) -> int:
     own = layout.key_check(key)
     entry = _ENTRY.pack(layout.WRITING, len(key), len(kept), *where, kept, inline, own)
     _store(views, index, entry)
+    if generation <= views.allowed():  # raised meanwhile: see Segment.raise_floor
+        return _STALE
     views.owners[first:last] = memoryview(array("Q", [generation]) * (last - first))
     if not inline:
         at = segment.geometry.data_offset + offset + size

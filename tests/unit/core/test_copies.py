@@ -67,6 +67,19 @@ class Pool(Driver):
         found = self.stat(key)
         return {name.partition("/")[0] for name in found.segments} if found else set()
 
+    def mount_disk(self, node: str) -> int:
+        info = m.DiskInfo(node, 1 << 30, m.WRITE_THROUGH, 1 << 20, 1 << 20)
+        handle = self.expect(m.Mounted, m.MountDisk(info), node).handle
+        self.expect(m.Announced, m.Shelve(handle, []), node)
+        return handle
+
+    def shelve(self, disk: int, key: bytes, node: str) -> None:
+        """Let a node write an object that it was asked to write."""
+        found = self.stat(key)
+        assert found is not None
+        told = m.Shelved(key, found.parent, found.size, found.checksum, found.generation)
+        assert self.expect(m.Announced, m.Shelve(disk, [told]), node).rejected == []
+
     def drain(self, node: str, *, on: bool = True) -> None:
         self.expect(m.Done, m.Drain(node, on), "operator")
 
@@ -429,6 +442,27 @@ def test_a_place_that_is_read_is_kept_until_the_lease_ends() -> None:
     assert pool.nodes_of(A) == {"n0", "n1"}
     pool.tick(3.0)
     assert pool.nodes_of(A) == {"n1"}
+
+
+def test_what_has_left_a_drained_node_is_not_written_to_its_disk_again() -> None:
+    """A lease keeps the old place for a while; the node takes the object off its disk."""
+    pool = Pool("n0")
+    disks = {"n0": pool.mount_disk("n0")}
+    pool.put(A)
+    pool.shelve(disks["n0"], A, "n0")
+    pool.join("n1")
+    disks["n1"] = pool.mount_disk("n1")
+    pool.get(A, lease=1, lease_s=20.0)
+    pool.drain("n0")
+    pool.tick(0.1)
+    copies = pool.copies()
+    assert pool.made(*copies) == [0]
+    assert pool.nodes_of(A) == {"n0", "n1"}
+    pushes = [(peer, push) for peer, push in pool.take_pushes() if not isinstance(push, m.Copy)]
+    assert [(peer, type(push)) for peer, push in pushes] == [
+        ("n0", m.DropShelved),
+        ("n1", m.Offload),
+    ]
 
 
 def test_a_drain_can_be_ended() -> None:

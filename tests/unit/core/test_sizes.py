@@ -20,7 +20,8 @@ def overtaken(*spaces: tuple[int, int, int]) -> list[bool]:
     found: npt.NDArray[np.bool_] = Plans(BYTES).overtaken(
         offsets * PAGE_BYTES, capacities * PAGE_BYTES, generations.astype(np.uint64)
     )
-    return found.tolist()
+    told: list[bool] = found.tolist()
+    return told
 
 
 def test_a_newer_span_takes_the_place_of_an_older_one_that_it_does_not_overwrite() -> None:

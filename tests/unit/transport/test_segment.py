@@ -147,13 +147,43 @@ def test_what_was_only_begun_is_told_apart(segment: Segment) -> None:
     assert not any(f.writing for f in found.found)
 
 
+@pytest.mark.parametrize("count", [1, 30])
+def test_what_an_earlier_master_granted_is_not_begun_any_more(segment: Segment, count: int) -> None:
+    put(segment, 2, generation=100)
+    sizes = [5000] * count
+    segment.raise_floor(1000)
+    late = places(sizes, 1001 - count, base=MIB, index=5)
+    assert segment.begin(late, keys(count), []).tolist() == [-700] * count
+    assert segment.scan().writing == []
+    assert not segment.begin(places(sizes, 1001, base=MIB, index=5), keys(count), []).any()
+    segment.raise_floor(2000)
+    assert not segment.seal(
+        places(sizes, 1001, base=MIB, index=5), np.zeros(count, np.uint64)
+    ).any()
+    assert [f.generation for f in segment.scan().found if f.index < 2] == [100, 101]
+
+
+def test_the_floor_takes_no_entry_from_objects_of_earlier_versions(segment: Segment) -> None:
+    last = segment.geometry.slots - 1
+    assert segment.slots == last
+    # A file of an earlier version may have an object there, or a free entry.
+    segment.views().floor[0] = layout.FREE
+    assert segment.slots == last + 1
+    assert not segment.begin(places([5000], 7, index=last), keys(1), []).any()
+    segment.raise_floor(1000)
+    assert not segment.begin(places([5000], 8, base=MIB, index=3), keys(1), []).any()
+    assert [each.index for each in segment.scan().writing] == [3, last]
+
+
 @pytest.mark.parametrize("digests", [False, True])
 @pytest.mark.parametrize("sealed", [False, True])
 def test_what_lies_in_a_newer_ones_span_was_evicted(
     segment: Segment, sealed: bool, digests: bool
 ) -> None:
     """Its bytes are whole, but the span is cut otherwise now."""
-    names = [pack(bytes([i]) * DIGEST_BYTES, b"space") for i in (1, 2)] if digests else keys(2)
+    names: list[bytes] = (
+        [pack(bytes([i]) * DIGEST_BYTES, b"space") for i in (1, 2)] if digests else list(keys(2))
+    )
     older = places([5000], 5, index=0)
     newer = places([9000], 6, base=2 * 12288, index=1)
     assert not segment.begin(older, names[:1], []).any()
