@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def said() -> Iterator[tuple[Said, Store]]:
 
 
 def located(**changed: int) -> m.Located:
-    sound = {"size": 5, "checksum": 0, "generation": 5} | changed
+    sound: dict[str, Any] = {"size": 5, "checksum": 0, "generation": 5} | changed
     return m.Located(**sound, slots=[m.Slot(1, 0, changed.get("offset", 0))])
 
 

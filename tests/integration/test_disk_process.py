@@ -11,9 +11,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moonpool import MoonpoolError, Store
+from moonpool.client.memory import span_of, whole
 from moonpool.core.keys import pack
 from moonpool.core.messages import DiskStatus
 from tests.integration.processes import Master, Node, environment, eventually
@@ -26,11 +28,13 @@ VALUES = [os.urandom(OBJECT_BYTES + i) for i in range(COUNT)]
 
 
 @contextlib.contextmanager
-def disk_pool(folder: Path, **keys: object) -> Iterator[tuple[Master, Node]]:
+def disk_pool(
+    folder: Path, high: float = 0.7, low: float = 0.5, **keys: object
+) -> Iterator[tuple[Master, Node]]:
     """A master and a node with 8 MiB of memory and 256 MiB of disk."""
     disk = {"ssd": folder / "ssd", "ssd_size": "256MB"} | keys
     with (
-        Master(folder, watermark_high=0.7, watermark_low=0.5) as master,
+        Master(folder, watermark_high=high, watermark_low=low) as master,
         Node(folder, master, "n0", size=8 * MIB, **disk) as node,
     ):
         yield master, node
@@ -82,7 +86,8 @@ def test_three_times_what_memory_holds_can_be_had(tmp_path: Path, policy: str, w
                 some = slice(first, first + 12)
                 assert store.get_batch(KEYS[some]) == VALUES[some]
         assert store.get(KEYS[0]) == VALUES[0]
-        assert store.status().counters["promotions"] >= COUNT
+        counters = store.status().counters
+        assert counters["promotions"] + counters.get("disk_direct", 0) >= COUNT
         assert store.remove_all() == COUNT
         assert not any(store.exists_batch(KEYS))
         eventually("the disk has forgotten them", lambda: on_disk(store) == 0)
@@ -249,6 +254,82 @@ def test_damage_on_disk_is_a_miss_and_never_wrong_bytes(tmp_path: Path) -> None:
         assert store.status().counters["disk_corrupt"] == len(lost)
         assert not any(store.exists_batch(lost))
         assert node.text().count("is not what was put") == 1
+
+
+@contextlib.contextmanager
+def crowded(folder: Path) -> Iterator[tuple[Master, Node, Store]]:
+    """A pool of which all memory is leased, with twice as much on its disk only."""
+    with (
+        disk_pool(folder, 0.99, 0.98, ssd_policy="write-through") as (master, node),
+        Store.connect(master.address, name="holder", lease_s=600.0) as holder,
+    ):
+        for i, (key, value) in enumerate(zip(KEYS, VALUES, strict=True)):
+            assert holder.put_batch([key], [value]) == [0]
+            eventually("it is on the disk", lambda count=i + 1: on_disk(holder) == count)  # type: ignore[misc]
+
+        def is_full() -> bool:
+            before = holder.status().counters
+            holder.hold(KEYS, 600.0)  # brings what is not there, and holds what is
+            now = holder.status().counters
+            told = now.get("disk_direct", 0) - before.get("disk_direct", 0)
+            return told > COUNT // 3 and now.get("promotions") == before.get("promotions")
+
+        eventually("memory is leased", is_full, 60.0)
+        yield master, node, holder
+
+
+@pytest.mark.parametrize("ways", [("shm", "tcp"), ("tcp",)])
+def test_what_is_only_on_disk_can_be_had_while_all_memory_is_leased(
+    tmp_path: Path, ways: tuple[str, ...]
+) -> None:
+    with (
+        crowded(tmp_path) as (master, _node, holder),
+        Store.connect(master.address, transports=ways, timeout_s=30.0) as store,
+    ):
+        before = store.status()
+        assert before.disk_only > COUNT // 3
+        for first in range(0, COUNT, 48):
+            some = slice(first, first + 48)
+            assert store.get_batch(KEYS[some]) == VALUES[some]
+        for i in range(0, COUNT, 8):
+            assert store.get(KEYS[i]) == VALUES[i]
+            room = bytearray(OBJECT_BYTES + COUNT)
+            assert store.get_into(KEYS[i], room) == len(VALUES[i])
+            assert room[: len(VALUES[i])] == VALUES[i]
+        after = store.status()
+        assert after.counters["disk_direct"] >= before.disk_only
+        assert after.counters["get_misses"] == before.counters.get("get_misses", 0)
+        assert holder.get(KEYS[0]) == VALUES[0]
+
+
+def test_a_client_without_a_way_to_the_disk_waits_and_misses(tmp_path: Path) -> None:
+    with (
+        crowded(tmp_path) as (master, _node, _holder),
+        Store.connect(master.address, transports=("shm",)) as store,
+    ):
+        memory = np.zeros(OBJECT_BYTES + COUNT, np.uint8)
+        store.register_buffer(memory)
+        pieces = whole([span_of(memory)])
+        codes = [int(store.get_pieces([key], pieces, timeout_s=0.3)[0]) for key in KEYS[::16]]
+        assert set(codes) <= {0, -703, -200}
+        assert codes.count(0) < len(codes)
+
+
+def test_damage_found_while_reading_straight_from_the_disk_is_a_miss(tmp_path: Path) -> None:
+    with (
+        crowded(tmp_path) as (master, _node, _holder),
+        Store.connect(master.address, timeout_s=30.0) as store,
+    ):
+        for path in (tmp_path / "ssd").rglob("*.data"):
+            with path.open("r+b") as file:
+                for at in range(0, COUNT * 31 * 4096, 60 * 4096):  # every second object
+                    file.seek(at)
+                    file.write(b"damaged")
+        found = store.get_batch(KEYS)
+        for value, good in zip(found, VALUES, strict=True):
+            assert value in (None, good)
+        lost = COUNT - sum(store.exists_batch(KEYS))
+        assert 0 < lost == store.status().counters["disk_corrupt"]
 
 
 def test_two_nodes_never_share_a_directory(tmp_path: Path) -> None:

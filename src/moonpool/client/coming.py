@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from moonpool.transport.base import I64
 WAIT_S = 5.0
 """How long a read waits for a disk if its caller does not say."""
 PAUSE_S_MAX = 0.02
+DIRECT_AFTER_S = 0.1
+"""After so long what memory has no room for is read straight from the disk."""
 _CODES = NotReadyError.code, NoSpaceError.code
 
 
@@ -26,17 +28,30 @@ def is_any_coming(codes: I64, found: Sequence[Located]) -> bool:
 
 
 def wait_for(
-    channel: Channel, request: Get, found: Sequence[Located], epoch: int, timeout_s: float | None
+    channel: Channel,
+    request: Get,
+    found: Sequence[Located],
+    epoch: int,
+    timeout_s: float | None,
+    *,
+    direct: Callable[[str], bool] = lambda _address: False,
 ) -> tuple[list[Located], int, float]:
-    """Ask again for what is on its way until it is there or the time is over.
+    """Ask again for what is on its way until it is there or the time is over. ``direct`` tells
+    whether a node's disk can be read; then that is not waited for any longer than DIRECT_AFTER_S.
 
     Return all locations, the epoch they hold in, and when their lease ends at the earliest; the
     leases of ``request`` are prolonged on the way. Raises MasterUnreachableError.
     """
-    deadline = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
+    began = time.monotonic()
+    deadline = began + (WAIT_S if timeout_s is None else timeout_s)
     places, pause_s = list(found), 0.0
     until = time.monotonic() + request.lease_s
-    while coming := [i for i, where in enumerate(places) if where.retry_after_s > 0]:
+
+    def waits(where: Located) -> bool:
+        patient = not where.disk or time.monotonic() - began < DIRECT_AFTER_S
+        return where.retry_after_s > 0 and (patient or not direct(where.disk))
+
+    while coming := [i for i, where in enumerate(places) if waits(where)]:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             break

@@ -14,6 +14,7 @@ from moonpool.client.channel import Channel
 from moonpool.client.turns import in_turn
 from moonpool.core.messages import GetSegments, SegmentInfo, Segments
 from moonpool.errors import MoonpoolError, ProtocolError
+from moonpool.protocol.data import DISK
 from moonpool.transport.base import I64, Places, Transport
 from moonpool.transport.host import shares_memory
 from moonpool.transport.onesided import OneSidedTransport
@@ -27,6 +28,7 @@ REFRESH_S = 10.0
 
 OUTDATED_S = 60.0
 """A way for which there is a better one is closed after so long."""
+DISKS_MAX = 64
 FAR_AT_ONCE = 8
 """Segments on other hosts that one batch is moved to or from at the same time."""
 
@@ -43,6 +45,7 @@ class Reach:
         self._opener = opener
         self._lock = threading.Lock()
         self._open: dict[tuple[int, int], Transport] = {}
+        self._disks: dict[str, Transport] = {}
         self._outdated: list[tuple[float, Transport]] = []
         self._failed: dict[tuple[int, int], float] = {}
         self._segments: dict[tuple[int, int], SegmentInfo] = {}
@@ -63,6 +66,18 @@ class Reach:
             return found
         with self._lock:
             return self._found(where)
+
+    def disk(self, address: str) -> Transport | None:
+        """Return the way to a node's disk by its data port, or None if there is none at present."""
+        with self._lock:
+            if address not in self._disks and not self._closed:
+                while len(self._disks) >= DISKS_MAX:
+                    _close(self._disks.pop(next(iter(self._disks))))
+                try:
+                    self._disks[address] = self._opener(_disk_info(address))
+                except (MoonpoolError, OSError) as error:
+                    log.debug("the disk at %s cannot be reached: %s", address, error)
+            return self._disks.get(address)
 
     def size_max(self, wanted: int) -> int:
         """Return what the largest segment can hold, in bytes; the master is asked again if that is
@@ -123,9 +138,11 @@ class Reach:
         """Close all transports."""
         with self._lock:
             self._closed = True
-            for transport in [*self._open.values(), *(each for _, each in self._outdated)]:
+            outdated = [each for _, each in self._outdated]
+            for transport in [*self._open.values(), *self._disks.values(), *outdated]:
                 _close(transport)
             self._open.clear()
+            self._disks.clear()
 
     def _found(self, where: tuple[int, int]) -> Transport | None:
         now = time.monotonic()
@@ -168,6 +185,11 @@ class Reach:
         except (MoonpoolError, OSError) as error:
             log.warning("segment %s of node %s cannot be reached: %s", info.name, info.node, error)
             self._failed[where] = now + RETRY_S
+
+
+def _disk_info(address: str) -> SegmentInfo:
+    """Return what a node's disk looks like to who opens ways: a segment of no host."""
+    return SegmentInfo(DISK, "", "", address, "", 0, 0)
 
 
 def is_near(transport: Transport) -> TypeGuard[AttachedTransport | ShmTransport]:

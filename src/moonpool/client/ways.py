@@ -71,6 +71,8 @@ class Ways:
         tried: list[str] = []
         coming: list[str] = []
         for kind in self._kinds:
+            if kind in ENGINES and not info.path:
+                continue  # a disk
             try:
                 transport = self._open(kind, info, last=kind == self._kinds[-1])
             except StillOpeningError as error:

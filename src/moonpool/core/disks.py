@@ -37,11 +37,13 @@ class OnDisk(msgspec.Struct, eq=False, gc=False):
 class Disk:
     """A mounted disk. ``asked``: the sizes of objects that the node was told to write, by their
     generation; what it writes unasked is not taken, once it is ``ready``. ``wants`` and ``hints``:
-    keys to read as soon as there is room, and until when that is of use."""
+    keys to read as soon as there is room, and until when that is of use. ``crowded``: when a read
+    was last to begin, memory had no room for it."""
 
     __slots__ = (
         "asked",
         "asked_bytes",
+        "crowded",
         "handle",
         "hints",
         "info",
@@ -63,6 +65,7 @@ class Disk:
         self.asked: dict[int, int] = {}
         self.asked_bytes = 0
         self.promoting_bytes = 0
+        self.crowded = False
         self.wants: dict[bytes, float] = {}
         self.hints: dict[bytes, float] = {}
 

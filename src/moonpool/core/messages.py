@@ -266,13 +266,15 @@ was used or put before."""
 
 class DiskInfo(Part, frozen=True):
     """A node's second tier. ``promote_bytes`` and ``offload_bytes`` bound what is on its way to
-    memory and from it."""
+    memory and from it. ``address``: the data port that sends objects straight from the disk, as
+    those of the segment ``disk``; empty if there is none."""
 
     node: str
     capacity_bytes: int
     policy: str
     promote_bytes: int
     offload_bytes: int
+    address: str = ""
 
 
 class MountDisk(Message, frozen=True):
@@ -511,7 +513,9 @@ class Get(Message, frozen=True):
 class Located(Part, frozen=True):
     """Where an object is; generation 0 means that it is not there (``code`` says why).
 
-    ``retry_after_s`` > 0: it is on its way from a disk, and worth asking for again.
+    ``retry_after_s`` > 0: it is on its way from a disk, and worth asking for again. ``disk``: it is
+    on one, memory has no room for it now, and the data port there sends what has the generation
+    ``disk_generation``. No lease is needed for that.
     """
 
     size: int = 0
@@ -520,6 +524,8 @@ class Located(Part, frozen=True):
     slots: list[Slot] = []
     code: int = 0
     retry_after_s: float = 0.0
+    disk: str = ""
+    disk_generation: int = 0
 
 
 class Got(Message, frozen=True):

@@ -32,8 +32,9 @@ def bring(state: State, key: bytes) -> Located | None:
     a disk."""
     put = state.in_progress.get(key)
     if put is not None:
-        on_its_way = put.generation in state.disks.promotions
-        return _later(put.size, PROMOTED_RETRY_S) if on_its_way else None
+        if put.generation not in state.disks.promotions:
+            return None
+        return Located(put.size, code=codes.NOT_READY, retry_after_s=PROMOTED_RETRY_S)
     found = state.disks.objects.get(key)
     if found is None:
         return None
@@ -41,16 +42,16 @@ def bring(state: State, key: bytes) -> Located | None:
     if disk.wants:
         # Others wait already. They are served in turn when there is room, not at each question.
         _want(state, disk, key)
-        return _later(found.size, BUSY_RETRY_S)
+        return _located(state, found, BUSY_RETRY_S)
     begun = start(state, found)
     if begun == STARTED:
-        return _later(found.size, PROMOTED_RETRY_S)
+        return _located(state, found, PROMOTED_RETRY_S)
     state.counters["promotions_waited"] += 1
     if begun == NO_ROOM and not _may_wait(state):
         state.counters["promotions_refused"] += 1
-        return Located(found.size, code=codes.NO_SPACE)
+        return _located(state, found, 0.0)
     _want(state, disk, key)
-    return _later(found.size, BUSY_RETRY_S)
+    return _located(state, found, BUSY_RETRY_S)
 
 
 def _want(state: State, disk: Disk, key: bytes) -> None:
@@ -64,8 +65,22 @@ def _may_wait(state: State) -> bool:
     return bool(state.leases.count or state.puts or writing or state.backlog)
 
 
-def _later(size: int, seconds: float) -> Located:
-    return Located(size, code=codes.NOT_READY, retry_after_s=seconds)
+def _located(state: State, found: OnDisk, seconds: float) -> Located:
+    """Tell who wants an object when to ask again (0: not at all), and where it can be read while
+    memory has no room for it."""
+    disk = state.disks.by_handle[found.disk]
+    code = codes.NOT_READY if seconds else codes.NO_SPACE
+    if not disk.crowded or not disk.info.address:
+        return Located(found.size, code=code, retry_after_s=seconds)
+    state.counters["disk_direct"] += 1
+    return Located(
+        found.size,
+        found.checksum,
+        code=code,
+        retry_after_s=seconds,
+        disk=disk.info.address,
+        disk_generation=found.generation,
+    )
 
 
 def start(state: State, found: OnDisk, *, make: bool = True) -> int:
@@ -74,6 +89,8 @@ def start(state: State, found: OnDisk, *, make: bool = True) -> int:
     if disk.promoting_bytes and disk.promoting_bytes + found.size > disk.info.promote_bytes:
         return BUSY
     place = _room(state, disk.peer, space_needed(found.key, found.size), make=make)
+    if make:
+        disk.crowded = place is None
     if place is None:
         return NO_ROOM
     capacity, slot = place

@@ -122,9 +122,10 @@ def get(state: State, request: Get, peer: str) -> Got | Failed:
         for i, each in enumerate(known):
             if each is None:
                 objects[i] = _why_not(state, request.keys[i])
-        coming = sum(each.retry_after_s > 0 for each in objects)
+        direct = sum(bool(each.disk) for each in objects)
+        coming = sum(each.retry_after_s > 0 and not each.disk for each in objects)
         # These are asked for again, and count then.
-        misses, counted = misses - coming, counted - coming
+        misses, counted = misses - coming - direct, counted - coming
         state.counters["get_waits"] += coming
     state.counters["gets"] += counted
     state.counters["get_hits"] += counted - misses

@@ -49,6 +49,7 @@ def _is_sound(info: DiskInfo) -> bool:
     sizes = info.capacity_bytes, info.promote_bytes, info.offload_bytes
     return (
         0 < len(info.node) <= _TEXT_MAX
+        and len(info.address) <= _TEXT_MAX
         and info.policy in DISK_POLICIES
         and all(0 < size <= _BYTES_MAX for size in sizes)
     )

@@ -102,6 +102,7 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
         address = advertised(config, server.port)
         if config.ssd:
             tier = await asyncio.to_thread(open_tier, config, name, writers)
+            server.disk = tier.direct
         await asyncio.to_thread(storage.open)
         await asyncio.to_thread(remove_stale, storage.root, storage.name, time.time())
         if config.touch_ahead:
@@ -112,7 +113,7 @@ async def serving(config: NodeConfig) -> AsyncIterator[Running]:
         copier.start()
         onesided.prepare()
         served = True
-        disk = None if tier is None else NodeDisk(tier, disk_info(config, name))
+        disk = None if tier is None else NodeDisk(tier, disk_info(config, name, address))
         copies = NodeCopies(copier)
         async with _session(config, storage, writers, address, server, disk, copies) as running:
             yield running

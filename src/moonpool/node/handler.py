@@ -17,6 +17,7 @@ from moonpool.errors import (
     NotFoundError,
     ProtocolError,
 )
+from moonpool.node.direct import DirectReads
 from moonpool.node.onesided import OneSided
 from moonpool.node.pulling import pull
 from moonpool.node.writers import Writers
@@ -72,8 +73,10 @@ class Handler:
         token: str = "",
         onesided: OneSided | None = None,
         pace: Pace | None = None,
+        disk: DirectReads | None = None,
     ) -> None:
         """pace: is told while bytes are read, so that what may wait does."""
+        self._disk = disk
         self._pace = pace or Pace()
         self._wire = wire
         self._token = token
@@ -160,6 +163,9 @@ class Handler:
         return nullcontext() if self.client.startswith(NODE_PREFIX) else self._pace.reading()
 
     def _read(self, request: data.ReadBatch) -> None:
+        if request.segment == data.DISK and self._disk is not None:
+            self._read_disk(self._disk, request)
+            return
         segment = self._segment(request.segment)
         places = _places(request.offsets, request.sizes, request.generations)
         keep = segment.parts()
@@ -176,6 +182,24 @@ class Handler:
         codes[good[~segment.intact(taken)]] = _GONE
         self._wire.send(data.ReadTail(codes.tobytes()))
         del keep
+
+    def _read_disk(self, disk: DirectReads, request: data.ReadBatch) -> None:
+        """Send objects straight from the disk. For what cannot be read other bytes and a code."""
+        places = _places(request.offsets, request.sizes, request.generations)
+        found = disk.find(places.generations.tolist(), places.sizes.tolist())
+        codes = np.array([0 if each else _GONE for each in found], np.int64)
+        good = np.flatnonzero(codes == 0)
+        self._allow(places.sizes[good])
+        self._wire.send(data.ReadHead(codes.tobytes()))
+        first = 0
+        for batch in disk.batches([each for each in found if each is not None]):
+            which = good[first : first + len(batch)]
+            first += len(batch)
+            with disk.reading(batch) as (addresses, reasons):
+                codes[which[[bool(reason) for reason in reasons]]] = _GONE
+                at = np.array(addresses, np.uint64)
+                self._wire.send_memory(iovecs(copy.whole(at, places.sizes[which])))
+        self._wire.send(data.ReadTail(codes.tobytes()))
 
     # --- writing ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import socket
 import threading
 
 from moonpool.errors import ConfigError, MoonpoolError, TransferError
+from moonpool.node.direct import DirectReads
 from moonpool.node.handler import Handler, Shelf
 from moonpool.node.onesided import OneSided
 from moonpool.node.writers import Writers
@@ -40,6 +41,8 @@ class DataServer:
         onesided: OneSided | None = None,
         pace: Pace | None = None,
     ) -> None:
+        self.disk: DirectReads | None = None
+        """What reads from the node's disk for clients; to be set before ``start``."""
         self._onesided = onesided
         self._pace = pace or Pace()
         self._shelf = shelf
@@ -116,7 +119,9 @@ class DataServer:
         wire.close()
 
     def _serve(self, wire: Wire, peer: str) -> None:
-        handler = Handler(wire, self._shelf, self._writers, self._token, self._onesided, self._pace)
+        handler = Handler(
+            wire, self._shelf, self._writers, self._token, self._onesided, self._pace, self.disk
+        )
         try:
             handler.run()
         except TransferError as error:

@@ -30,6 +30,7 @@ from moonpool.core.messages import (
 )
 from moonpool.errors import TransferError
 from moonpool.node.crew import Crew
+from moonpool.node.direct import DirectReads
 from moonpool.node.writers import Writers
 from moonpool.node.writing import begin
 from moonpool.ssd.pace import Pace
@@ -82,6 +83,7 @@ class Tier:
     def __init__(self, shelf: Shelf, writers: Writers, pace: Pace) -> None:
         """writers: the node's; what it reads from disk are puts of its own."""
         self.shelf = shelf
+        self.direct = DirectReads(shelf, pace)
         self._writers = writers
         self._pace = pace
         self._session: Session | None = None
@@ -104,12 +106,14 @@ class Tier:
         """Begin to work."""
         for crew in (self._writes, self._drops, self._reads):
             crew.start()
+        self.direct.start()
 
     def close(self) -> None:
         """End the work under way and give the disk up."""
         self._pace.close()
         for crew in (self._writes, self._drops, self._reads):
             crew.close(REST_S)
+        self.direct.close(REST_S)
         self.shelf.close()
 
     def rest(self) -> list[int]:

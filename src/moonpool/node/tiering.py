@@ -38,14 +38,15 @@ def extent_bytes_for(capacity_bytes: int) -> int:
     return min(wanted, capacity_bytes // 8) // MIB * MIB
 
 
-def disk_info(config: NodeConfig, name: str) -> DiskInfo:
-    """Return the disk as the master is told of it."""
+def disk_info(config: NodeConfig, name: str, address: str) -> DiskInfo:
+    """Return the disk as the master is told of it. address: the node's data port."""
     return DiskInfo(
         node=name,
         capacity_bytes=config.ssd_size,
         policy=config.ssd_policy,
         promote_bytes=min(max(config.size // PROMOTE_SHARE, WAY_BYTES_MIN), PROMOTE_BYTES_MAX),
         offload_bytes=min(max(config.size // OFFLOAD_SHARE, WAY_BYTES_MIN), OFFLOAD_BYTES_MAX),
+        address=address,
     )
 
 

@@ -32,6 +32,8 @@ OPEN_BYTES_MAX = 4096
 """The longest frame before a client has said who it is."""
 CLIENT_CHARS_MAX = 128
 WORD_BYTES = 8
+DISK = "disk"
+"""As the segment of a ReadBatch: objects on the node's disk. Offsets do not count there."""
 
 
 class DataMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):

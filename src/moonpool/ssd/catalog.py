@@ -43,6 +43,7 @@ class Catalog:
         self.open: Extent | None = None
         self.live_bytes = 0
         self._records: dict[bytes, Record] = {}
+        self._by_generation: dict[int, Record] = {}
         self._stamp = 0
         self._next = 1
 
@@ -52,6 +53,10 @@ class Catalog:
     def find(self, key: bytes) -> Record | None:
         """Return where an object is."""
         return self._records.get(key)
+
+    def of_generation(self, generation: int) -> Record | None:
+        """Return the object that was written from a slot of this generation."""
+        return self._by_generation.get(generation)
 
     def records(self) -> list[Record]:
         """Return all objects."""
@@ -168,6 +173,7 @@ class Catalog:
         self._stamp += 1
         record.used = self._stamp
         self._records[record.key] = record
+        self._by_generation[record.generation] = record
         extent.live[record.key] = record
         extent.live_bytes += record.size
         extent.heat += record.size * record.used
@@ -176,6 +182,8 @@ class Catalog:
     def _take_out(self, record: Record) -> None:
         extent = self.extents[record.extent]
         del self._records[record.key]
+        if self._by_generation.get(record.generation) is record:
+            del self._by_generation[record.generation]
         del extent.live[record.key]
         extent.live_bytes -= record.size
         extent.heat -= record.size * record.used
@@ -198,4 +206,5 @@ class Catalog:
             live += extent.live_bytes
         assert live == self.live_bytes
         assert self.total_bytes == sum(each.size for each in self.extents.values())
+        assert all(self._records[e.key] is e for e in self._by_generation.values())
         assert len(self._records) == sum(len(each.live) for each in self.extents.values())

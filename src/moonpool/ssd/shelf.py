@@ -101,6 +101,11 @@ class Shelf:
             self.volume.cut_log(number, found.whole_bytes)
         self.catalog.adopt(number, found.extent_bytes, found.objects.values())
 
+    def of_generations(self, generations: Iterable[int]) -> list[Record | None]:
+        """Return the objects that were written from slots of these generations."""
+        with self._lock:
+            return [self.catalog.of_generation(each) for each in generations]
+
     def records(self) -> list[Record]:
         """Return all objects."""
         with self._lock:

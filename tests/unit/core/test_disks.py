@@ -230,6 +230,44 @@ def test_no_room_in_memory_is_said() -> None:
     assert (found.code, found.retry_after_s) == (-200, 0.0)
 
 
+def test_what_memory_has_no_room_for_can_be_read_straight_from_the_disk() -> None:
+    pool = Pool(pages=2)
+    info = m.DiskInfo("node", 1 << 30, m.ON_EVICT, 1 << 20, 1 << 20, "host:1")
+    pool.disk = handle = pool.expect(m.Mounted, m.MountDisk(info), "node").handle
+    pool.expect(m.Announced, m.Shelve(handle, [shelved(A, 9), shelved(block(1), 10)]), "node")
+    # There is room: it is brought into memory, and read there.
+    (found,) = pool.get(block(1))
+    assert (found.code, found.disk) == (-703, "")
+    pool.read(pool.promotions()[0])
+    pool.put(B)
+    pool.get(B, block(1), lease_s=10.0)
+    (found,) = pool.get(A, lease=2)
+    assert (found.code, found.generation, found.slots) == (-703, 0, [])
+    assert (found.size, found.checksum) == (PAGE, 7)
+    assert (found.disk, found.disk_generation) == ("host:1", 9)
+    assert found.retry_after_s > 0
+    # Others that wait are told the same.
+    assert pool.get(A, lease=3)[0].disk == "host:1"
+    assert pool.count("disk_direct") == 2
+    assert pool.count("get_misses") == 0
+    pool.write(B)
+    pool.ask(m.Release([1]))
+    pool.tick()
+    assert [item.object.key for item in pool.promotions()] == [A]
+    (found,) = pool.get(A, lease=2)
+    assert (found.disk, found.code) == ("", -703)
+
+
+def test_a_pool_without_a_lease_that_may_end_still_says_where_the_disk_is() -> None:
+    pool = Pool(pages=2)
+    info = m.DiskInfo("node", 1 << 30, m.ON_EVICT, 1 << 20, 1 << 20, "host:1")
+    handle = pool.expect(m.Mounted, m.MountDisk(info), "node").handle
+    pool.expect(m.Announced, m.Shelve(handle, [shelved(A)]), "node")
+    pool.put(B, C, pinned=True)
+    (found,) = pool.get(A)
+    assert (found.code, found.retry_after_s, found.disk) == (-200, 0.0, "host:1")
+
+
 def test_prefetch_brings_what_memory_lacks_of_a_prefix() -> None:
     pool = Pool(pages=8)
     pool.mount_disk(m.ON_EVICT, *(shelved(block(i)) for i in (1, 2, 4, 5)))
