@@ -58,7 +58,7 @@ class Errands:
         self._copies.setdefault(peer, []).append(item)
 
     def take(self) -> list[tuple[str, Push]]:
-        """Return what is to be sent, once. What goes off a disk comes before what is written anew."""
+        """Return what is to be sent, once: what goes off a disk before what is written anew."""
         sent: list[tuple[str, Push]] = []
         for peer, (keys, generations) in self._drops.items():
             for at in range(0, len(keys), BATCH_ITEMS_MAX):
