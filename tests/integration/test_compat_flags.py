@@ -54,6 +54,23 @@ def _there(store: MooncakeDistributedStore) -> bool:
     return bool(store.is_exist("a") == 1)
 
 
+def test_registered_tenants_only(tmp_path: Path) -> None:
+    file = tmp_path / "quotas.yaml"
+    file.write_text("version: 1\ntenants:\n  - name: default\n    quota: 1048576\n")
+    flags = "--enable_multi_tenants", f"--tenant_quota_connector_uri={file}"
+    with MooncakeMaster(tmp_path, *flags) as master:
+        store, guest = store_on(master.address, 32 * MIB), MooncakeDistributedStore()
+        where = "127.0.0.1", "P2PHANDSHAKE", 0, MIB, "tcp", "", master.address
+        assert guest.setup(*where, tenant_id="guest") == 0
+        try:
+            assert [store.put(f"k{i}", bytes(MIB // 2)) for i in range(4)] == [0] * 4
+            assert guest.put("k", b"x") == -1701
+            assert 'charged_bytes{tenant_id="default"} 1048576\n' in master.page("/metrics")
+        finally:
+            guest.close()
+            store.close()
+
+
 def test_asking_leases_under_the_mooncake_api_and_not_otherwise(tmp_path: Path) -> None:
     flags = "--default_kv_lease_ttl=30s", "--eviction_high_watermark_ratio=0.9"
     with MooncakeMaster(tmp_path, *flags) as master:

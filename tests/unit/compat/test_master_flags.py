@@ -42,6 +42,15 @@ def test_flags_become_settings() -> None:
     assert found.watermark_low == pytest.approx(0.6)
 
 
+def test_tenants_have_quotas_in_a_file() -> None:
+    uri = "--tenant_quota_connector_uri=file:///etc/quotas.yaml"
+    assert config(uri).tenant_quotas == ""
+    assert config("--enable_multi_tenants", uri).tenant_quotas == "/etc/quotas.yaml"
+    assert config("--enable_multi_tenants").tenant_quotas == "memory"
+    with pytest.raises(ConfigError):
+        config("--enable_multi_tenants", "--tenant_quota_connector_type=etcd")
+
+
 def test_rpc_port_wins_over_the_older_name() -> None:
     assert config("--port=1", "--rpc_port=2").port == 2
 
