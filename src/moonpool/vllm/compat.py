@@ -113,9 +113,13 @@ def split_of(vllm_config: Any, kv_cache_config: Any, wanted: int) -> Split:
     latent = all(type(layer).__name__ == "MLAAttentionSpec" for layer in layers)
     heads = 1 if latent else int(vllm_config.model_config.get_total_num_kv_heads())
     split = Split.of(heads, workers, wanted)
-    if not has_named_layouts() or any(
-        layer.num_kv_heads != max(1, heads // workers) for layer in layers
-    ):
+    own = max(1, heads // workers)
+    # A kernel may pack several heads into one slot: then they cannot be told apart.
+    alike = latent or all(
+        getattr(layer, "num_heads", None) == getattr(layer, "num_kv_heads", 0) == own
+        for layer in layers
+    )
+    if not has_named_layouts() or not alike:
         raise ConfigError(
             f"MoonpoolConnector does not support tensor parallelism of {workers} here: it takes "
             "vLLM 0.29 or newer and the same number of KV heads in every layer; set "

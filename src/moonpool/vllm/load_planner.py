@@ -303,7 +303,7 @@ class LoadPlanner:
         request, ends = tracker.request, np.empty(0, np.int32)
         # Before a window there are null blocks: nothing is loaded there.
         first = part.first_kept(tables, first, last)
-        if first < last <= min(tracker.offered_blocks, len(tables[part.groups[0]])):
+        if first < last <= tracker.offered_blocks and part.has(tables, first, last):
             ends = objects.ends_between(first, last, self._stride)
         # Otherwise the request waits all the same: for a load of nothing, which fails at once.
         starts = part.starts(ends, self._stride)

@@ -65,11 +65,11 @@ class Part:
         return max(0, end - self.span) if self.span else 0
 
     def rows(self, tables: Tables, first: int, last: int) -> list[int]:
-        """Return the rows [first, last) one after the other."""
+        """Return the rows [first, last), as far as they are there, one after the other."""
         columns = [tables[group][first:last] for group in self.groups]
         if len(columns) == 1:
             return list(columns[0])
-        return [block for row in zip(*columns, strict=True) for block in row]
+        return [block for row in zip(*columns, strict=False) for block in row]
 
     def has(self, tables: Tables, first: int, last: int) -> bool:
         """Whether all of the rows [first, last) are there."""
