@@ -165,8 +165,8 @@ def _rows(summary: Summary, parts: dict[str, float]) -> list[list[str]]:
 def scale(
     gpus: Annotated[
         str, typer.Option(help="Multiples of 12.", metavar="N,N")
-    ] = "120,1008,2400,5040,10080",
-    length_s: Annotated[float, typer.Option(min=1.0, help="To measure, after 180 s.")] = 60.0,
+    ] = "120,1008,5040,10080",
+    length_s: Annotated[float, typer.Option(min=1.0, help="To measure, after 140 s.")] = 30.0,
     dram_gb: Annotated[float, typer.Option(min=0.1, help="Of the pool, each GPU.")] = 30.0,
     shards: Annotated[int, typer.Option(min=1, help="Masters that share the keys.")] = 1,
     figure: Annotated[Path | None, typer.Option(help="Draw it here.", metavar="FILE.png")] = None,

@@ -21,8 +21,8 @@ from moonpool.workload.workloads import scaling
 BLOCK_TOKENS = 256
 ENGINE_BLOCK_TOKENS = 64
 """What events name: each 256 tokens here are four blocks of an engine."""
-BEGIN_S = 120.0
-WARM_S = 180.0
+BEGIN_S = 100.0
+WARM_S = 140.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Size:
     usual ones save memory here; the master's messages count usual ones."""
 
     gpus: int
-    length_s: float = 60.0
+    length_s: float = 30.0
     dram_gb: float = 30.0
     object_blocks: int = 4
     shards: int = 1
