@@ -46,7 +46,10 @@ class Clock:
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Event:
         """Let ``action`` happen after a delay."""
-        return self.at(self.now_s + delay_s, action)
+        event = Event(self.now_s + delay_s if delay_s > 0 else self.now_s, action)
+        self._made += 1
+        heapq.heappush(self._heap, (event.time_s, self._made, event))
+        return event
 
     def run(self, until_s: float) -> None:
         """Let everything happen that is due by ``until_s``."""

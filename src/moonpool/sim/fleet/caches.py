@@ -138,29 +138,33 @@ class RunCache:
     def name(self, request: Request, begin: int, end: int) -> int:
         """See Cache."""
         new, at = 0, 0
-        taken = {number: place for place, (_, number, _) in enumerate(self._takers[request])}
         for number, blocks in request.runs:
+            if end <= at:
+                break
             upto = min(blocks, end - at)
-            if upto > 0 and at + upto > begin:
-                run = self._runs.get(number)
-                if run is None:
-                    run = self._runs[number] = _Run()
-                if upto > run.blocks:
-                    new += upto - run.blocks
-                    run.blocks = upto
-                    self._extend(request, run, number, upto, taken.get(number, -1))
             at += blocks
+            if at <= begin:
+                continue
+            run = self._runs.get(number)
+            if run is None:
+                run = self._runs[number] = _Run()
+            if upto > run.blocks:
+                new += upto - run.blocks
+                run.blocks = upto
+                self._extend(request, run, number, upto)
         self._nameless -= new
         self._there += new
         self.stored += new
         return new
 
-    def _extend(self, request: Request, run: _Run, number: int, upto: int, place: int) -> None:
+    def _extend(self, request: Request, run: _Run, number: int, upto: int) -> None:
         takers = self._takers[request]
-        if place >= 0:
-            run.held.remove(takers[place][2])
-            self._held -= max(0, takers[place][2] - max(run.held, default=0))
-            takers[place] = (run, number, upto)
+        for place, (taken, _, part) in enumerate(takers):
+            if taken is run:
+                run.held.remove(part)
+                self._held -= max(0, part - max(run.held, default=0))
+                takers[place] = (run, number, upto)
+                break
         else:
             takers.append((run, number, upto))
         self._hold(run, number, upto)

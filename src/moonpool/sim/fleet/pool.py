@@ -104,7 +104,7 @@ class FleetPool:
         """Lease the objects that cover the blocks from ``begin`` to ``end``, all of which are
         there. What is on a disk only comes to memory."""
         ends = self.ends(end)
-        wanted = [keys[place] for place in ends if place >= begin]
+        wanted = [keys[place] for place in ends[bisect_left(ends, begin) :]]
         known = [each for each in map(self._there.get, wanted) if each is not None]
         stamp = self._next_stamp()
         held = known[-1:] if self._closed else known
@@ -116,17 +116,19 @@ class FleetPool:
             self._touch([self._there.get(keys[place]) for place in ends if place < begin], stamp)
         if self._policy.counts:
             self._policy.used(known)
-        hosts, disks = Counter[int](), Counter[int]()
+        hosts: dict[int, int] = {}
         for spot, count in Counter(map(_PLACE, known)).items():
             host, size = self._hosts[spot]
-            hosts[host] += count * size
+            hosts[host] = hosts.get(host, 0) + count * size
+        disks: dict[int, int] = {}
         if len(known) < len(wanted):
             for key in wanted:
                 if key in self._disk and key not in self._there:
                     host, size = self._disk[key]
-                    disks[host] += size
+                    disks[host] = disks.get(host, 0) + size
+                    hosts[host] = hosts.get(host, 0) + size
                     self.disk_objects_read += 1
-        return Held(held, len(wanted), hosts + disks, disks)
+        return Held(held, len(wanted), hosts, disks)
 
     @staticmethod
     def _touch(objects: list[Object | None], stamp: int) -> None:
@@ -294,5 +296,5 @@ class Held:
 
     objects: list[Object]
     count: int
-    hosts: Counter[int]
-    disks: Counter[int]
+    hosts: dict[int, int]
+    disks: dict[int, int]
