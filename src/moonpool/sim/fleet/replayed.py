@@ -5,6 +5,7 @@ Reads what ``moonpool bench e2e --json F --sent G`` wrote.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,12 +140,19 @@ class _Sent(msgspec.Struct):
 
     input_length: int
     hash_ids: list[int]
+    session_id: str
 
 
-def _sent(file: Path) -> list[_Sent]:
+def _sent(file: Path) -> dict[tuple[str, int], _Sent]:
+    """Return what was sent, by conversation and turn."""
+    found: dict[tuple[str, int], _Sent] = {}
+    turns: Counter[str] = Counter()
     try:
-        lines = file.read_bytes().splitlines()
-        return [msgspec.json.decode(line, type=_Sent) for line in lines if line.strip()]
+        for line in file.read_bytes().splitlines():
+            sent = msgspec.json.decode(line, type=_Sent)
+            found[sent.session_id, turns[sent.session_id]] = sent
+            turns[sent.session_id] += 1
+        return found
     except (OSError, msgspec.MsgspecError) as error:
         text = f"sent: {file} cannot be read ({error}); allowed: what bench e2e --sent wrote"
         raise ConfigError(text) from None
@@ -161,9 +169,8 @@ def _requests(
     names = Names(trace_tokens, block)
     found = []
     for row in rows:
-        number = row["number"]
-        asked = read[number] if number < len(read) else _Sent(0, [])
-        if asked.input_length != row["prompt_tokens"]:
+        asked = read.get((row["session"], row["turn"]))
+        if asked is None or asked.input_length != row["prompt_tokens"]:
             raise ConfigError(f"sent: {sent} is not what {row['session']!r} was sent; allowed: "
                               "the file that the same run wrote")  # fmt: skip
         keys = names.keys(asked.hash_ids, asked.input_length)

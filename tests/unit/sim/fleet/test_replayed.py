@@ -32,7 +32,10 @@ def written(directory: Path, cached: list[int]) -> tuple[Path, Path]:
     """Write a replay of two conversations of two turns, on two engines in turn."""
     blocks = [[*range(8)], [*range(20, 28)], [*range(12)], [*range(20, 26), 40, 41]]
     sent = directory / "sent.jsonl"
-    lines = [{"timestamp": 0, "input_length": 32 * len(b), "hash_ids": b} for b in blocks]
+    lines = [
+        {"input_length": 32 * len(b), "hash_ids": b, "session_id": str(number % 2)}
+        for number, b in enumerate(blocks)
+    ]
     sent.write_text("".join(json.dumps(line) + "\n" for line in lines))
     requests = [
         {
@@ -86,6 +89,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         validate(sent, sent, site)
     with pytest.raises(ConfigError, match="real"):
         validate(tmp_path / "none", sent, site)
-    sent.write_text('{"input_length": 5, "hash_ids": []}\n')
+    sent.write_text('{"input_length": 5, "hash_ids": [], "session_id": "0"}\n')
     with pytest.raises(ConfigError, match="sent"):
         validate(real, sent, site)
