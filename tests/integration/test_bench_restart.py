@@ -20,3 +20,8 @@ def test_everything_is_found_again(role: str, size: int) -> None:
 def test_a_role_that_there_is_not() -> None:
     with pytest.raises(ConfigError, match="role"):
         run("engine", 64, 4096, 1, 1)
+
+
+def test_more_than_memory_holds_is_refused_before_anything_is_started() -> None:
+    with pytest.raises(ConfigError, match=r"objects: they take \d+ bytes and \d+ are free"):
+        run("node", 1 << 30, 1 << 20, 1, 1)

@@ -19,7 +19,7 @@ def restart(
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> None:
     """Kill a master or a node under lookups and start it again; show how long it takes until 95 %
-    of them hit again. The pool is in /dev/shm and needs a quarter more than the objects."""
+    of them hit again. The pool is in /dev/shm and needs a tenth more than the objects."""
     from dataclasses import asdict
 
     from moonpool.bench.restart import run
