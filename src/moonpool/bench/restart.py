@@ -37,7 +37,7 @@ SAMPLE = 40
 PUT_BYTES = 64 << 20
 SPACE = b"bench-restart-00"
 _SLACK = 1.1
-"""A tenth more than the objects take: nothing is evicted below the master's high watermark, 95 %."""
+"""A tenth more than the objects take: nothing is evicted below the high watermark, 95 %."""
 _BESIDE_BYTES = 512 << 20
 """What the processes take beside the pool."""
 _MEMINFO = Path("/proc/meminfo")
