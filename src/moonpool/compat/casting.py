@@ -199,6 +199,7 @@ def call(*parameters: Parameter) -> Callable[[Callable[..., Any]], Callable[...,
     casts = tuple(each.cast for each in parameters)
     defaults = tuple(each.default for each in parameters)
     required = sum(each is REQUIRED for each in defaults)
+    ready = tuple(d if d is REQUIRED else cast(d) for d, cast in zip(defaults, casts, strict=True))
     # Those that the binding did not name can only be given by place.
     places = {p.name: i for i, p in enumerate(parameters) if not p.name.startswith("arg")}
 
@@ -216,17 +217,18 @@ def call(*parameters: Parameter) -> Callable[[Callable[..., Any]], Callable[...,
 
         @functools.wraps(function)
         def method(self: Any, *args: Any, **named: Any) -> Any:
+            given = len(args)
             try:
-                if named or len(args) != count:
-                    if len(args) > count:
+                if named or not required <= given <= count:
+                    if given > count:
                         raise CastError
                     args = tuple(bound(args, named))
                     if any(each is REQUIRED for each in args[:required]):
                         raise CastError
-                values = [cast(value) for cast, value in zip(casts, args, strict=True)]
+                values = [cast(value) for cast, value in zip(casts, args, strict=False)]
             except CastError:
                 raise TypeError(refusal(name, parameters)) from None
-            return function(self, *values)
+            return function(self, *values, *ready[len(values) :])
 
         return method
 
