@@ -18,7 +18,7 @@ import numpy as np
 from moonpool.client.store import Store
 from moonpool.core.keys import split
 from moonpool.errors import ChecksumError, MasterUnreachableError, NotFoundError
-from tests.e2e.vllm.driver import BLOCK, OBJECT, Engine, prompt
+from tests.e2e.vllm.driver import BLOCK, OBJECT, Engine, greedy, prompt, read
 from tests.e2e.vllm.logprobs import difference
 
 Findings = dict[str, Any]
@@ -129,6 +129,44 @@ def next_turn(engine: Engine) -> Findings:
         "hot_cached": hot["cached"],
         "cold_cached": cold["cached"],
         "difference": difference(cold, hot),
+    }
+
+
+def session(engine: Engine) -> Findings:
+    """A conversation that ends with its second turn, beside one that goes on."""
+    told: list[tuple[str, int]] = []
+    end_session = engine.pool.store.end_session
+
+    def ends(name: str) -> int:
+        told.append((name, end_session(name)))
+        return told[-1][1]
+
+    def turn(tokens: list[int], **said: Any) -> dict[str, Any]:
+        asked = greedy(4)
+        asked.extra_args = {"kv_transfer_params": {"moonpool": said}}
+        (output,) = engine.llm.generate([{"prompt_token_ids": tokens}], asked, use_tqdm=False)
+        engine.forget()
+        return read(output)
+
+    engine.pool.end_session = ends
+    try:
+        first = prompt(15, 200)
+        more = [*first, *turn(first, session="chat")["tokens"], *prompt(16, 60)]
+        turn(prompt(17, 200), session="other")
+        before = list(told)
+        last = turn(more, session="chat", end_session=True)
+        engine.wait_for(lambda: bool(told))
+    finally:
+        del engine.pool.end_session
+    again = engine.run([more])[0]
+    engine.forget()
+    return {
+        "before": before,
+        "told": told,
+        "last_cached": last["cached"],
+        "again_cached": again["cached"],
+        "difference": difference(last, again),
+        "other": end_session("other"),
     }
 
 
@@ -345,6 +383,7 @@ GROUPS: dict[str, tuple[dict[str, Any], list[Callable[[Engine], Findings]]]] = {
             abort_while_loading,
             prompt_logprobs_read_nothing,
             next_turn,
+            session,
             reset,
             facts,
         ],

@@ -89,6 +89,16 @@ def test_the_next_turn_finds_the_last_answer(plain: Findings) -> None:
     assert found["difference"] < SAME
 
 
+def test_a_session_that_has_ended_is_released_and_can_still_be_read(plain: Findings) -> None:
+    found = plain["session"]
+    assert found["before"] == []
+    # Four whole objects of 264 tokens: those of the turn before, and what this one added.
+    assert found["told"] == [["chat", 4]]
+    assert (found["last_cached"], found["again_cached"]) == (192, 256)
+    assert found["difference"] < SAME
+    assert found["other"] == 3
+
+
 def test_a_reset_hides_but_does_not_wipe(plain: Findings) -> None:
     assert plain["reset"] == {"cached": 0, "kept": True}
 
