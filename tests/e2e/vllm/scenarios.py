@@ -148,7 +148,7 @@ def session(engine: Engine) -> Findings:
         engine.forget()
         return read(output)
 
-    engine.pool.end_session = ends
+    vars(engine.pool)["end_session"] = ends
     try:
         first = prompt(15, 200)
         more = [*first, *turn(first, session="chat")["tokens"], *prompt(16, 60)]
@@ -157,7 +157,7 @@ def session(engine: Engine) -> Findings:
         last = turn(more, session="chat", end_session=True)
         engine.wait_for(lambda: bool(told))
     finally:
-        del engine.pool.end_session
+        del vars(engine.pool)["end_session"]
     again = engine.run([more])[0]
     engine.forget()
     return {
