@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -185,6 +186,36 @@ def test_hosts_with_a_network_between_them(tmp_path: Path) -> None:
     found = [json.loads(file.read_text()) for file in files]
     assert found[0]["write"]["objects"] == found[1]["read"]["objects"] == 40
     assert found[1]["read"]["bytes"] == 40 * (256 << 10)
+
+
+def test_a_writer_that_is_killed_is_told_of(master: Master, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    run = ("--run", "killed", "--objects", 10**6, "--size", "64KB", "--wait", 2, "--limit", 15)
+    process = _start(master, *run, "--json", file)
+    try:
+        with Store.connect(master.address) as probe:
+            eventually("it writes", lambda: list(probe.list("stress/killed/0/")), END_S)
+        os.kill(_worker(process.pid, b"stress_worker"), signal.SIGKILL)
+        out, err = process.communicate(timeout=END_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert process.returncode == 1, (out, err)
+    found = json.loads(file.read_text())
+    ends = list((found["write"]["ended"] | found["read"]["ended"]).values())
+    assert sum("exit code -9" in each for each in ends) == 1
+    assert not found["well"]
+    assert not found["write"]["failures"]
+    assert not found["read"]["failures"]
+
+
+def _worker(parent: int, word: bytes) -> int:
+    """Return the id of one of a process's children."""
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if word in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+    raise AssertionError("no worker")
 
 
 def test_ctrl_c_says_what_was_done(master: Master, tmp_path: Path) -> None:
