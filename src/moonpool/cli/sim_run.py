@@ -168,7 +168,9 @@ def scale(
     ] = "120,1008,5040,10080",
     length_s: Annotated[float, typer.Option(min=1.0, help="To measure, after 140 s.")] = 30.0,
     dram_gb: Annotated[float, typer.Option(min=0.1, help="Of the pool, each GPU.")] = 30.0,
-    shards: Annotated[int, typer.Option(min=1, help="Masters that share the keys.")] = 1,
+    queues: Annotated[
+        bool, typer.Option("--queues", help="Messages wait for one another at one master.")
+    ] = False,
     figure: Annotated[Path | None, typer.Option(help="Draw it here.", metavar="FILE.png")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures.", metavar="FILE")
@@ -193,7 +195,7 @@ def scale(
         if file is not None:
             write_bytes(file, b"")
     prices, event_s = measure.prices(), measure.event_s()
-    more = {"length_s": length_s, "dram_gb": dram_gb, "shards": shards}
+    more = {"length_s": length_s, "dram_gb": dram_gb, "queues": queues}
     loads = fleets.sizes(counts, prices, event_s, say, **more)
     if json_file is not None:
         found = {"prices": asdict(prices), "event_s": event_s, "loads": [x.plain() for x in loads]}

@@ -34,7 +34,7 @@ class Fleet:
 
     def __init__(self, shape: FleetShape) -> None:
         self.shape, self.clock, self.records = shape, Clock(), Records()
-        self.master = MasterModel(shape.prices, shape.shards)
+        self.master = MasterModel(shape.prices, shape.shards, queues=shape.master_queues)
         self.hosts: list[Host] = []
         self.engines: list[Engine] = []
         self.handed_bytes = 0

@@ -46,13 +46,15 @@ class Prices:
 
 class MasterModel:
     """Serves messages in turn. ``shards`` masters share the keys: each message goes to all of
-    them that it concerns, each with its part of the objects, and is answered by the slowest."""
+    them that it concerns, each with its part of the objects, and is answered by the slowest.
+    queues: whether messages wait for one another; without that, what is asked can be more than a
+    master has time for, and is counted."""
 
-    def __init__(self, prices: Prices, shards: int = 1) -> None:
+    def __init__(self, prices: Prices, shards: int = 1, *, queues: bool = True) -> None:
         self.messages: Counter[str] = Counter()
         self.items: Counter[str] = Counter()
         self.busy_s = 0.0
-        self._prices, self._shards = prices, shards
+        self._prices, self._shards, self._queues = prices, shards, queues
         self._free_s = 0.0
 
     def ask(self, now_s: float, kind: str, items: int, calls: int = 1) -> float:
@@ -62,5 +64,5 @@ class MasterModel:
         self.messages[kind] += shards
         self.items[kind] += items
         self.busy_s += cost
-        self._free_s = max(now_s, self._free_s) + cost / self._shards
+        self._free_s = max(now_s, self._free_s * self._queues) + cost / self._shards
         return self._free_s + ROUND_TRIP_S

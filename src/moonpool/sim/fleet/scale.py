@@ -34,7 +34,7 @@ class Size:
     length_s: float = 30.0
     dram_gb: float = 30.0
     object_blocks: int = 4
-    shards: int = 1
+    queues: bool = False
     seed: int = 1
 
 
@@ -76,7 +76,8 @@ def run(size: Size, prices: Prices, event_s: float) -> Load:
     agents = SESSIONS * size.gpus // GROUP_GPUS
     shape = shape_of(size.gpus, pool=True, block_tokens=BLOCK_TOKENS)
     pool = PoolShape(size.dram_gb * 4, size.object_blocks)
-    shape = replace(shape, pool=pool, prices=prices, shards=size.shards)
+    # What is asked of a master is to be found out, also where it is more than one has time for.
+    shape = replace(shape, pool=pool, prices=prices, master_queues=size.queues)
     fleet = Fleet(shape)
     plan = Plan(agents, BEGIN_S, repeat=True, midway=True, seed=size.seed)
     traffic = Conversations(scaling(agents, size.seed), BLOCK_TOKENS, plan)

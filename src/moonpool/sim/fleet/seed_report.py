@@ -128,7 +128,7 @@ def _draw_ratios(axes: Any, found: SeedFigures) -> None:
     axes.set_yticks([2, 5, 10, 20, 50, 100, 200], ["2", "5", "10", "20", "50", "100", "200"])
     axes.minorticks_off()
     axes.set_xlabel("conversations at work on 12 GPUs")
-    axes.set_ylabel("with the pool / without, times")
+    axes.set_ylabel("better with the pool, times")
     axes.set_title("Codex on 1P1D; dotted: published")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
@@ -144,8 +144,7 @@ def _draw_scaling(axes: Any, found: SeedFigures) -> None:
         axes.annotate(text, (count, each.requests_s), (4, -12), textcoords="offset points")
     axes.set_xlabel("GPUs")
     axes.set_ylabel("requests a second")
-    published = f"published: over {PUBLISHED_SCALING_HIT_RATE:.0%}"
-    axes.set_title(f"Scaling run; beside the points: hit rate ({published})")
+    axes.set_title(f"Scaling run, hit rates (published: over {PUBLISHED_SCALING_HIT_RATE:.0%})")
     axes.set_xlim(0, 1.12 * gpus[-1])
     axes.set_ylim(0)
     axes.legend(fontsize=8)

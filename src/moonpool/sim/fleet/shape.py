@@ -32,7 +32,8 @@ class FleetShape:
     have all of the KV (latent attention under tensor parallelism). runs: whether engines' caches go
     by runs of blocks (RunCache). call_bytes: what one call of a client moves at most.
     counted_tokens: objects of so many tokens are counted in the master's messages, however large
-    those of the pool are. shards: masters that share the keys.
+    those of the pool are. shards: masters that share the keys; master_queues: whether
+    messages wait for one another at a master.
     """
 
     both: Group | None = None
@@ -49,6 +50,7 @@ class FleetShape:
     counted_tokens: int = 256
     prices: Prices = field(default_factory=Prices)
     shards: int = 1
+    master_queues: bool = True
 
     def __post_init__(self) -> None:
         if (self.both is None) == (self.prefill is None or self.decode is None):
