@@ -7,6 +7,7 @@ python -m tests.sim.world --seeds 1 --first 17      # its trace
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -24,12 +25,24 @@ TASKS = 40
 FAILURES_MAX = 20
 
 
-class _Asked(Exception):
-    """The run is to end here."""
+class _Ended(Exception):
+    """No more results are waited for."""
 
 
-def _ask(_number: int, _frame: object) -> None:
-    raise _Asked
+class _Asked:
+    """Whether a signal has asked for the end.
+
+    waits: for the results of other processes, which may not come any more.
+    """
+
+    def __init__(self, *, waits: bool) -> None:
+        self.yes, self._waits = False, waits
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, _number: int, _frame: object) -> None:
+        self.yes = True
+        if self._waits:
+            raise _Ended
 
 
 def main() -> int:
@@ -41,12 +54,11 @@ def main() -> int:
         print(*result.trace, sep="\n")  # noqa: T201
         print(_line(result))  # noqa: T201
         return 1 if result.error else 0
-    asked = False
-    signal.signal(signal.SIGTERM, _ask)
+    asked = _Asked(waits=options.jobs > 1)
     started, done, failed = time.monotonic(), 0, 0
     count: Counter[str] = Counter()
     said = started
-    try:
+    with contextlib.suppress(_Ended):
         for result in _results(options.first, options.seeds, options.jobs, options.seconds):
             done += 1
             count += result.count
@@ -59,13 +71,13 @@ def main() -> int:
             if time.monotonic() - said > options.report:
                 said = time.monotonic()
                 _say(f"{done} of {options.seeds} seeds, {done / (said - started):.1f} a second")
-    except _Asked:
-        asked = True
+            if asked.yes:
+                break
     took = time.monotonic() - started
     _say(f"{done} seeds from {options.first} in {took:.0f} s ({done / took:.1f} a second)")
     _say(", ".join(f"{name} {number:,}" for name, number in sorted(count.items())))
     _say(f"{failed} failed")
-    if asked:  # the pool would go on with what it has been given
+    if asked.yes:  # the pool would go on with what it has been given
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(1 if failed else 0)
