@@ -10,7 +10,7 @@ import numpy as np
 from moonpool.client.answers import as_many, expect
 from moonpool.client.channel import Channel
 from moonpool.core.messages import Get, Got, Located
-from moonpool.errors import NoSpaceError, NotReadyError
+from moonpool.errors import DeadlineError, NoSpaceError, NotReadyError
 from moonpool.transport.base import I64
 
 WAIT_S = 5.0
@@ -57,16 +57,21 @@ def wait_for(
             break
         pause_s = max(pause_s * 1.5, max(places[i].retry_after_s for i in coming))
         time.sleep(min(pause_s, PAUSE_S_MAX, left_s))
-        until = time.monotonic() + request.lease_s
+        before, until = until, time.monotonic() + request.lease_s
         keys = [request.keys[i] for i in coming]
-        answer, now = channel.ask(Get(keys, request.lease, request.lease_s), left_s)
-        if now != epoch:
-            # Another master: no place that the last one named holds any more.
-            coming, epoch = list(range(len(places))), now
-            again = Get(request.keys, request.lease, request.lease_s)
-            answer, now = channel.ask(again, left_s)
+        try:
+            answer, now = channel.ask(Get(keys, request.lease, request.lease_s), left_s)
             if now != epoch:
-                break
+                # Another master: no place that the last one named holds any more.
+                coming, epoch = list(range(len(places))), now
+                places = [Located(where.size, code=_CODES[0]) for where in places]
+                again = Get(request.keys, request.lease, request.lease_s)
+                answer, now = channel.ask(again, left_s)
+                if now != epoch:
+                    break
+        except DeadlineError:
+            # The time is over; nothing is known to be leased for longer than before.
+            return places, epoch, before
         for i, where in zip(coming, as_many(expect(Got, answer).objects, len(coming)), strict=True):
             places[i] = where
     return places, epoch, until

@@ -12,6 +12,7 @@ from moonpool.client.attachment import Attachments
 from moonpool.config import EngineConfig
 from moonpool.core.messages import SegmentInfo
 from moonpool.errors import MoonpoolError, TransferError
+from moonpool.protocol.data import DISK
 from moonpool.transport import copy
 from moonpool.transport.base import Copier, Transport
 from moonpool.transport.host import shares_memory
@@ -71,8 +72,8 @@ class Ways:
         tried: list[str] = []
         coming: list[str] = []
         for kind in self._kinds:
-            if kind in ENGINES and not info.path:
-                continue  # a disk
+            if kind in ENGINES and info.name == DISK:
+                continue
             try:
                 transport = self._open(kind, info, last=kind == self._kinds[-1])
             except StillOpeningError as error:
