@@ -1,4 +1,4 @@
-"""Waiting for what is on its way from a disk: until it is there, or can be read, or time is over."""
+"""Waiting for what comes from a disk: until it is there, can be read, or the time is over."""
 
 from __future__ import annotations
 
