@@ -165,8 +165,8 @@ def _rows(summary: Summary, parts: dict[str, float]) -> list[list[str]]:
 def scale(
     gpus: Annotated[
         str, typer.Option(help="Multiples of 12.", metavar="N,N")
-    ] = "120,1008,5040,10080",
-    length_s: Annotated[float, typer.Option(min=1.0, help="To measure, after 140 s.")] = 30.0,
+    ] = "120,1008,2016,10080",
+    length_s: Annotated[float, typer.Option(min=1.0, help="To measure, after 170 s.")] = 30.0,
     dram_gb: Annotated[float, typer.Option(min=0.1, help="Of the pool, each GPU.")] = 30.0,
     queues: Annotated[
         bool, typer.Option("--queues", help="Messages wait for one another at one master.")

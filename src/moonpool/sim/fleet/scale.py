@@ -21,8 +21,9 @@ from moonpool.workload.workloads import scaling
 BLOCK_TOKENS = 256
 ENGINE_BLOCK_TOKENS = 64
 """What events name: each 256 tokens here are four blocks of an engine."""
-BEGIN_S = 100.0
-WARM_S = 140.0
+BEGIN_S = 60.0
+WARM_S = 170.0
+"""Conversations are then about half way, where prompts are as long as they are on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def run(size: Size, prices: Prices, event_s: float) -> Load:
     # What is asked of a master is to be found out, also where it is more than one has time for.
     shape = replace(shape, pool=pool, prices=prices, master_queues=size.queues)
     fleet = Fleet(shape)
-    plan = Plan(agents, BEGIN_S, repeat=True, midway=True, seed=size.seed)
+    plan = Plan(agents, BEGIN_S, repeat=True, seed=size.seed)
     traffic = Conversations(scaling(agents, size.seed), BLOCK_TOKENS, plan)
     began, ends = process_time(), WARM_S + size.length_s
     before = _Counters(fleet)

@@ -22,13 +22,12 @@ Played = tuple[float, Request]
 class Plan:
     """So many agents, each on one conversation after another, in order; a turn comes its pause
     after the answer before. They begin within ``begin_s``. repeat: begin again with other tokens
-    when all have been played. midway: the first conversations begin at any of their turns.
-    think: what pauses are multiplied with."""
+    when all have been played. think: what pauses are multiplied
+    with."""
 
     agents: int
     begin_s: float = 60.0
     repeat: bool = False
-    midway: bool = False
     seed: int = 0
     think: float = 1.0
 
@@ -41,7 +40,6 @@ class Conversations:
         """When the last conversation was begun."""
         self._sessions, self._block, self._plan = sessions, block_tokens, plan
         self._taken = 0
-        self._chance = np.random.default_rng(plan.seed + 1)
         self._began: dict[str, int] = {}
 
     def start(self, clock: Clock, submit: Submit, until_s: float) -> None:
@@ -83,16 +81,11 @@ class Conversations:
         # What is common to a scope is a run of its own; runs below 0 are those.
         scope = self._began.setdefault(session.scope, -1 - len(self._began))
         keys: list[int] = []
-        first = 0
-        if self._plan.midway and number <= self._plan.agents:
-            first = int(self._chance.integers(len(session.turns)))
         for index, turn in enumerate(session.turns):
             full = turn.input_tokens // block
             at = len(keys)
             keys += range(at - scope * SCOPE_KEYS, min(full, shared) - scope * SCOPE_KEYS)
             keys += range(base + len(keys), base + full)
-            if index < first:
-                continue
             could = min(min(known, full) * block, turn.input_tokens - 1)
             known = max(known, full)
             yield (
