@@ -22,8 +22,7 @@ Played = tuple[float, Request]
 class Plan:
     """So many agents, each on one conversation after another, in order; a turn comes its pause
     after the answer before. They begin within ``begin_s``. repeat: begin again with other tokens
-    when all have been played. think: what pauses are multiplied
-    with."""
+    when all have been played. think: what pauses are multiplied with."""
 
     agents: int
     begin_s: float = 60.0
