@@ -83,18 +83,6 @@ def deepseek(folder: Path) -> Path:
     )
 
 
-def lfm2(folder: Path) -> Path:
-    """Return a model of convolutions with one layer of attention."""
-    return _random(
-        folder / "lfm2",
-        "Lfm2Config",
-        num_hidden_layers=3,
-        layer_types=["conv", "full_attention", "conv"],
-        conv_L_cache=3,
-        block_auto_adjust_ff_dim=False,
-    )
-
-
 def _random(target: Path, kind: str, **changes: Any) -> Path:
     """Return a model of real random weights: with vLLM's dummy weights all logits are the same
     whatever the KV cache holds."""

@@ -164,10 +164,12 @@ def group(one: Any) -> Bag:
 def test_states_whose_place_is_not_known_are_refused(changes: dict[str, Any], words: str) -> None:
     facts = {"block_size": 32, "mamba_cache_mode": "align", "num_speculative_blocks": 0}
     good = Bag(kv_cache_groups=[group(spec()), group(MambaSpec(**facts))])
-    support.check_cache(good, 32, windows=True)
+    support.check_cache(good, 32, windows=True, states=True)
+    with pytest.raises(ConfigError, match="MambaSpec"):
+        support.check_cache(good, 32, windows=True)
     bad = Bag(kv_cache_groups=[group(spec()), group(MambaSpec(**{**facts, **changes}))])
     with pytest.raises(ConfigError, match=words):
-        support.check_cache(bad, 32, windows=True)
+        support.check_cache(bad, 32, windows=True, states=True)
 
 
 def test_a_model_of_states_alone_is_refused() -> None:
