@@ -132,7 +132,8 @@ def test_the_table_is_made_for_the_expected_objects(
 ) -> None:
     made = Storage("n", str(tmp_path / "root"), 64 * MIB, 64 * MIB, object_size)
     made.open()
-    assert slots <= made.infos("here:1")[0].slots < 1.1 * slots
+    # One entry holds no object: the segment's floor.
+    assert slots - 1 <= made.infos("here:1")[0].slots < 1.1 * slots
     made.close(delete=True)
 
 
