@@ -94,7 +94,7 @@ def main(model: str, output: str) -> None:
     again = engine.serve_saved(SHARED)
     engine.close()
     other = Engine(model, 1)
-    from_two = other.serve(SHARED)
+    from_two = other.serve_saved(SHARED)
     other.serve(OWN)
     by_one = other.serve_saved(OWN)
     other.close()
