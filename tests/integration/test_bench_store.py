@@ -31,6 +31,7 @@ def rows_of(file: Path, section: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.timeout(RUN_S + 60)
 def test_the_quick_preset_measures_everything_and_finds_no_wrong_byte(tmp_path: Path) -> None:
     file = tmp_path / "store.json"
     ended = bench("--preset", "quick", "--json", str(file))
@@ -48,6 +49,7 @@ def test_the_quick_preset_measures_everything_and_finds_no_wrong_byte(tmp_path: 
         assert said["sections"][name]["verified_bytes"]["moonpool"] > 0
 
 
+@pytest.mark.timeout(RUN_S + 60)
 @pytest.mark.parametrize("python", [sys.executable, "/nowhere/python"])
 def test_a_peer_that_cannot_run_is_a_reason_in_its_rows(python: str, tmp_path: Path) -> None:
     if python == sys.executable:
