@@ -34,11 +34,11 @@ DRAINING = "draining"
 
 @dataclass
 class Held:
-    """A segment with what was found in it and its users file."""
+    """A segment and its users file."""
 
     segment: Segment
     users: Path
-    adopted: Scan | None
+    taken_over: bool
     doubt: Path | None = None
     file: tuple[int, int] = (0, 0)
     """Which file it is: its device and inode."""
@@ -88,7 +88,7 @@ class Storage:
                 self._held[name] = self._hold(name, made, taken_over=segment is not None)
         except BaseException as error:
             for held in self._held.values():
-                if held.adopted is None:
+                if not held.taken_over:
                     _unlink(held)
                 held.users.unlink(missing_ok=True)
             for segment in [*kept.values(), *self.segments()]:
@@ -210,17 +210,15 @@ class Storage:
         ]
 
     def contents(self, name: str, floor: int = 0) -> Scan:
-        """Return what is in a segment: the verified scan of a take-over once, then new ones.
+        """Return what is in a segment now.
 
         floor: the generation above which the master that asks grants; no other is begun from now
-        on.
+        on. Until now clients may have put what another master granted, or this one to an earlier
+        session, also since this node has started.
         """
-        held = self._held[name]
-        held.segment.raise_floor(floor)
-        adopted, held.adopted = held.adopted, None
-        if adopted is not None and self.has_old_users():
-            adopted = None  # they may have begun to write since
-        return adopted or held.segment.scan(pack=True)
+        segment = self._held[name].segment
+        segment.raise_floor(floor)
+        return segment.scan(pack=True)
 
     def doubtful(self) -> list[str]:
         """Return the segments of which payloads have not been compared with their checksums."""
@@ -301,7 +299,7 @@ class Storage:
     def _hold(self, name: str, segment: Segment, *, taken_over: bool) -> Held:
         users = self.directory / f"{name}.{time.time_ns()}.users"
         users.touch(mode=0o600)
-        adopted = doubt = None
+        doubt = None
         if taken_over:
             doubt = doubt_of(segment.path)
             doubt.touch(mode=0o600)
@@ -314,7 +312,7 @@ class Storage:
                 adopted.torn,
             )
         found = Path(segment.path).stat()
-        return Held(segment, users, adopted, doubt, (found.st_dev, found.st_ino))
+        return Held(segment, users, taken_over, doubt, (found.st_dev, found.st_ino))
 
 
 def remove_stale(root: Path, own: str, now_s: float, after_s: float = STALE_AFTER_S) -> list[Path]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moonpool.errors import ConfigError
@@ -80,6 +81,21 @@ def test_the_next_life_takes_over(tmp_path: Path) -> None:
     assert found.generation_max == 99
     assert len(second.contents("segment-0").found) == 5
     assert not second.has_old_users()
+    second.close(delete=True)
+
+
+def test_what_is_put_after_a_take_over_is_told_too(tmp_path: Path) -> None:
+    """By clients whose master has not heard yet that the node has started anew."""
+    first = storage(tmp_path)
+    first.open()
+    fill(first.segments()[0])
+    first.close(delete=False)
+    second = storage(tmp_path)
+    second.open()
+    late = places([100], 99, base=4 * MIB, index=77)
+    assert not second.segments()[0].begin(late, keys(1), []).any()
+    assert not second.segments()[0].seal(late, np.zeros(1, np.uint64)).any()
+    assert [f.index for f in second.contents("segment-0").found] == [0, 1, 2, 3, 4, 77]
     second.close(delete=True)
 
 
