@@ -186,6 +186,9 @@ class LoadPlanner:
             gain = done.good_blocks * self._block_size - tracker.local_tokens
             self._tally.count("remote_tokens", max(0, gain))
         if done.good_blocks < tracker.offered_blocks or done.failed or not keys:
+            if tracker.vouched is not None:
+                # vLLM may hear of it later: when another connector has filled its blocks.
+                tracker.vouched = min(tracker.vouched, done.good_blocks * self._block_size)
             tracker.cap = 0 if self._anew else done.good_blocks
             tracker.lost(done.good_blocks, self._stride)
 

@@ -9,7 +9,15 @@ import pytest
 
 from moonpool.errors import ConfigError
 from tests.unit.vllm.fakes import FakePool
-from tests.unit.vllm.pd.engine import SENDS, TIMEOUT_S, PDEngine, PDRequest, config, receives
+from tests.unit.vllm.pd.engine import (
+    SENDS,
+    TIMEOUT_S,
+    PDEngine,
+    PDRequest,
+    config,
+    pool_of,
+    receives,
+)
 from tests.unit.vllm.test_connector import BLOCK, make, pool  # noqa: F401
 
 Make = Callable[..., Any]
@@ -171,6 +179,22 @@ def test_an_abort_waits_for_both(engine: PDEngine) -> None:
     assert "r" not in engine.requests
     engine.settle()
     assert all(block.ref_cnt == 0 for block in engine.block_pool.blocks)
+
+
+def test_an_abort_saves_nothing_that_the_pool_failed_to_bring(engine: PDEngine) -> None:
+    """While the peer is waited for, vLLM has not heard yet that the pool's part has failed."""
+    fill_pool(engine)
+    request = receives("r")
+    assert engine.add(request) == ALL * BLOCK
+    engine.pool.objects.clear()
+    tracker = pool_of(engine.scheduler)._scheduler._trackers["r"]
+    engine.until(lambda: engine.step() and tracker.cap == 0)
+    assert engine.reported == []
+    engine.finish(request, "FINISHED_ABORTED")
+    engine.peer.arrive("r")
+    engine.until(lambda: engine.step() and "r" not in engine.requests)
+    engine.settle()
+    assert engine.pool.objects == {}
 
 
 def test_blocks_of_an_aborted_request_outlive_a_silent_peer(engine: PDEngine) -> None:
