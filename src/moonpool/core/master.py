@@ -39,12 +39,14 @@ __all__ = ["MasterConfig", "MasterState", "Outcome"]
 class Outcome(NamedTuple):
     """The answer to a request (None: it has none), what to send to nodes, by peer, and what to
     answer to Awaits that were parked, by number. ``parked``: the request is one, under this number.
+    ``anew``: peers whose sessions are to end, so that they mount again what they have.
     """
 
     reply: m.Reply | None
     pushes: list[tuple[str, m.Push]]
     answers: tuple[tuple[int, m.Awaited], ...] = ()
     parked: int = 0
+    anew: tuple[str, ...] = ()
 
 
 _Verb = Callable[[State, Any, str], m.Reply | m.Parked | None]
@@ -173,7 +175,8 @@ class MasterState:
         pushes, answers = state.take_pushes(), awaiting.answers(state)
         if isinstance(reply, m.Parked):
             return Outcome(None, pushes, answers, reply.number)
-        return Outcome(reply, pushes, answers)
+        anew, state.anew = tuple(state.anew), []
+        return Outcome(reply, pushes, answers, anew=anew)
 
     def catch_up(self, now: float) -> bool:
         """Make some of the objects that were announced; tell whether some are left. For moments

@@ -61,6 +61,7 @@ def mount(state: State, request: Mount, peer: str) -> Mounted | Failed:
     state.generation = max(state.generation, request.generation_max)
     segment = state.segments.mount(info, peer)
     segment.copies = request.copies
+    segment.before = before.peer if before is not None and before.peer != peer else ""
     draining.mounted(state, segment, draining=request.draining)
     _take_back_places(state, segment)
     state.counters["mounted"] += 1
@@ -290,8 +291,14 @@ def unmount(state: State, request: Unmount, peer: str) -> Done | Failed:
 
 
 def node_gone(state: State, peer: str) -> None:
-    """A node's session is over: what only it held is gone at once."""
+    """A node's session is over: what only it held is gone at once.
+
+    If its Mount came late, after that of the node's next life, it has taken the segment from a
+    session that does not know: that one is to begin anew, if it is still there.
+    """
     for segment in state.segments.of_peer(peer):
+        if segment.before:
+            state.anew.append(segment.before)
         drop_segment(state, segment)
     copying.node_gone(state, peer)
     disk = state.disks.by_peer.get(peer)

@@ -41,7 +41,17 @@ class Put(msgspec.Struct, eq=False):
 class Segment:
     """A mounted segment: its space with what lies at each offset, and its table."""
 
-    __slots__ = ("copies", "draining", "handle", "info", "peer", "ready", "space", "table")
+    __slots__ = (
+        "before",
+        "copies",
+        "draining",
+        "handle",
+        "info",
+        "peer",
+        "ready",
+        "space",
+        "table",
+    )
 
     def __init__(self, info: SegmentInfo, peer: str) -> None:
         self.info = info
@@ -53,6 +63,8 @@ class Segment:
         self.copies = False
         """Whether its node can fetch from others."""
         self.draining = False
+        self.before = ""
+        """The session from which it was taken, if another had it."""
 
     @property
     def host(self) -> str:

@@ -51,6 +51,8 @@ class State:
         self._clock: float | None = None
         self._stamp = 0
         self.generation = epoch << EPOCH_SHIFT
+        self.anew: list[str] = []
+        """Sessions of nodes that do not know that what they had mounted is gone."""
         self.segments = Segments()
         self.disks = Disks()
         self.errands = Errands()

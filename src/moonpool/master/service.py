@@ -295,6 +295,10 @@ class Service:
             sessions = self._peers.get(peer)
             if sessions:
                 sessions[-1].push(push)
+        for peer in outcome.anew:
+            for each in list(self._peers.get(peer, ())):
+                log.warning("closed %s: another life of its node had its segments", each)
+                each.close()
         for number, reply in outcome.answers:
             session, request_id = self._parked.pop(number, (None, 0))
             if session is not None:

@@ -108,6 +108,10 @@ class Driver:
     def remove(self, *keys: bytes, force: bool = False) -> list[int]:
         return self.expect(m.Codes, m.Remove(list(keys), force)).codes
 
+    def anew(self, peer: str) -> tuple[str, ...]:
+        """A node goes; return whose sessions are to end for it."""
+        return self.master.handle(m.PeerGone(peer, "node"), "", self.now).anew
+
     def gone(self, peer: str = "client", role: str = "client") -> None:
         assert self.ask(m.PeerGone(peer, role), "") is None
 

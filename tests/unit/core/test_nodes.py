@@ -47,6 +47,16 @@ def test_objects_of_a_lost_node_are_gone_at_once_and_come_back() -> None:
     assert located[0].slots == [m.Slot(handle, 0, 0)]
 
 
+def test_a_life_whose_segment_a_dead_one_has_taken_begins_anew() -> None:
+    """What a killed node has sent may come after what its next life says."""
+    pool = Driver()
+    pool.mount(peer="life-2")
+    pool.mount(peer="life-1")
+    assert pool.anew("life-2") == ()
+    assert pool.anew("life-1") == ("life-2",)
+    assert pool.status().segments == []
+
+
 def test_a_master_that_restarts_learns_all_again() -> None:
     pool = Driver(epoch=2)
     old = (1 << 32) + 77

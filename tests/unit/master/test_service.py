@@ -56,6 +56,18 @@ def test_pushes_go_to_the_newest_connection_of_a_node() -> None:
     assert [type(push) for _, push in new.replies()] == [m.DropSlots]
 
 
+def test_a_node_whose_dead_life_spoke_last_has_to_begin_anew() -> None:
+    """What a killed node has sent may arrive after what its next life says."""
+    service = new_service()
+    living, dead = Peer(service, "life-2", "node"), Peer(service, "life-1", "node")
+    mount(living)
+    mount(dead)
+    assert living.replies() == []
+    dead.hang_up()
+    assert living.closed
+    assert not service.state.state.segments.by_handle
+
+
 def test_a_name_has_one_role() -> None:
     service = new_service()
     Peer(service, "x", "node")
