@@ -77,7 +77,8 @@ def test_three_times_what_memory_holds_can_be_had(tmp_path: Path, policy: str, w
         Store.connect(master.address, transports=(way,)) as store,
     ):
         put_slowly(store, KEYS, VALUES)
-        assert all(store.exists_batch(KEYS))
+        # What is lost stays lost. (Once, on a busy machine, one was not there at the first look.)
+        eventually("all are there", lambda: all(store.exists_batch(KEYS)))
         status = store.status()
         assert status.counters.get("evicted_unsaved", 0) == 0, status.counters
         assert status.disk_only > COUNT // 2

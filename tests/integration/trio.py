@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from moonpool import MoonpoolError, Store
+from moonpool.errors import MasterUnreachableError
 from tests.integration.etcd import Etcd
 from tests.integration.networks import Hosts
 from tests.integration.processes import Master, Node, eventually, freeze, ready_segments
@@ -152,8 +153,20 @@ def check_kept(store: Store, keys: list[str]) -> None:
     assert keys
     for first in range(0, len(keys), 500):
         part = keys[first : first + 500]
-        for key, value in zip(part, store.get_batch(part), strict=True):
+        for key, value in zip(part, _got(store, part), strict=True):
             assert value == value_of(key), f"{key} is lost or damaged"
+
+
+def _got(store: Store, keys: list[str]) -> list[bytes | None]:
+    """Read objects. A client may notice only now that a leader has gone, and follow."""
+    deadline = time.monotonic() + FAILOVER_S
+    while True:
+        try:
+            return store.get_batch(keys)
+        except MasterUnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 @contextlib.contextmanager
