@@ -25,6 +25,7 @@ from moonpool.client.store import Store
 from moonpool.core.keys import pack
 from moonpool.errors import ConfigError, MoonpoolError
 from moonpool.transport.base import Pieces
+from moonpool.transport.layout import ENTRY_BYTES, PAGE_BYTES
 
 ROLES = ("master", "node")
 START_S = 60.0
@@ -135,7 +136,7 @@ def run(
 
 
 def _room(object_bytes: int) -> int:
-    return -(-object_bytes // 4096) * 4096
+    return -(-object_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _check_memory(nbytes: int) -> None:
@@ -155,7 +156,9 @@ def _pool(
     objects: int, object_bytes: int, segments: int
 ) -> Iterator[tuple[Service, Service, Store]]:
     room = _room(object_bytes)
-    size = int(objects * room * _SLACK) + (64 << 20)
+    # A segment's files hold its table and page owners as well.
+    each = room + ENTRY_BYTES + 8 * (room // PAGE_BYTES)
+    size = int(objects * each * _SLACK) + (64 << 20)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moonpool-bench-")))
         memory = Path(tempfile.mkdtemp(prefix="moonpool-bench-", dir="/dev/shm"))
