@@ -26,6 +26,7 @@ import msgspec
 from moonpool.errors import ConfigError
 from moonpool.router.prompt import Prompt
 from moonpool.router.usage import Usage
+from moonpool.trace_line import Line
 
 ID_BITS = 62
 KEY_BYTES_MIN = 16
@@ -38,17 +39,6 @@ CLOSE_S = 10.0
 FLUSH_S = 1.0
 
 log = logging.getLogger("moonpool.router.record")
-
-
-class Line(msgspec.Struct, omit_defaults=True):
-    """A line of the trace. ``timestamp`` and ``delay`` (since the answer before) in ms."""
-
-    timestamp: int
-    input_length: int
-    output_length: int
-    hash_ids: list[int] | None = None
-    session_id: str = ""
-    delay: float | None = None
 
 
 @dataclass(slots=True)

@@ -15,23 +15,13 @@ from typing import Protocol
 import msgspec
 import xxhash
 
+from moonpool.trace_line import Line
 from moonpool.workload.formats.mooncake import BLOCK_TOKENS
 from moonpool.workload.request import Group, Request
 from moonpool.workload.session import Blocks
 
 RUN_LINES = 100_000
 """Sorted in memory at a time; longer traces go through temporary files."""
-
-
-class Line(msgspec.Struct, omit_defaults=True):
-    """A line of the format. ``timestamp`` and ``delay`` (since the answer before) in ms."""
-
-    timestamp: int
-    input_length: int
-    output_length: int
-    hash_ids: list[int] | None = None
-    session_id: str = ""
-    delay: float | None = None
 
 
 class Sink(Protocol):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from moonpool.trace_line import Line
 from moonpool.workload import write as writing
 from moonpool.workload.anonymize import Keyed
 from moonpool.workload.stats import stats_of
 from moonpool.workload.traces import read_trace
 from moonpool.workload.workloads import WORKLOADS, groups_of
-from moonpool.workload.write import Line, Numbers, lines_of, write, written
+from moonpool.workload.write import Numbers, lines_of, write, written
 
 SECRET = b"a secret of 24 bytes ..."
 

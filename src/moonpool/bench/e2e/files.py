@@ -13,7 +13,8 @@ from typing import Any
 from moonpool.bench.e2e import page, plots
 from moonpool.bench.e2e.compare import ratio_rows
 from moonpool.errors import ConfigError
-from moonpool.workload.write import Line, written
+from moonpool.trace_line import Line
+from moonpool.workload.write import written
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ from moonpool.bench.e2e.options import Options, base_url
 from moonpool.bench.e2e.record import Record
 from moonpool.bench.e2e.report import About, as_json
 from moonpool.errors import ConfigError
+from moonpool.trace_line import Line
 from moonpool.workload.prompts import VOCABULARY_MIN, Prompts
 from moonpool.workload.selection import Cut, Selection, select
 from moonpool.workload.tokenizer import encoder_of
 from moonpool.workload.traces import FORMATS, Problems, read_trace
-from moonpool.workload.write import Line
 
 Say = Callable[[str], None]
 

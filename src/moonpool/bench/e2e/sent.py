@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from moonpool.bench.e2e.record import Record
+from moonpool.trace_line import Line
 from moonpool.workload.selection import Selection
-from moonpool.workload.write import Line, Numbers
+from moonpool.workload.write import Numbers
 
 
 def lines_of(records: Sequence[Record], selection: Selection) -> Iterator[Line]:
