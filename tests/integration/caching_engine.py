@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.unit.router.upstream import serving_app
+
 BLOCK = 16
 
 Answerer = Callable[["CachingEngine", web.Request, dict[str, Any]], Any]
@@ -43,14 +45,8 @@ class CachingEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving_app(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
